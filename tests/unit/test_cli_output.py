@@ -1,6 +1,8 @@
 """Tables on terminals, in pipes and for programs."""
 
 import io
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -127,3 +129,55 @@ def test_json_and_columns_contradict_each_other() -> None:
         options.make_style(as_json=True, parsable=True)
     with pytest.raises(UsageError):
         options.make_style(as_json=True, columns="name")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_json_of_many_rows_is_one_document(
+    is_terminal: bool,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: is_terminal)
+    monkeypatch.setattr(output, "BLOCK_ROWS", 2)
+    rows = [{"name": "a\nb", "values": [number, {}]} for number in range(count)]
+    output.print_json_rows("rows", iter(rows), lambda: {"version": 1, "next": ""})
+    printed = capfdbinary.readouterr().out
+    document = {"rows": rows, "version": 1, "next": ""}
+    assert msgspec.json.decode(printed) == document
+    if is_terminal and rows:
+        encoded = msgspec.json.encode(document)
+        assert printed == msgspec.json.format(encoded, indent=2) + b"\n"
+    elif rows:
+        assert printed == msgspec.json.encode(document) + b"\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_long_table_is_printed_in_blocks(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: is_terminal)
+    monkeypatch.setattr(output, "BLOCK_ROWS", 2)
+    monkeypatch.setenv("PAGER", "cat")
+    columns = (Column("Name", "name"), Column("Size", "size", "count"))
+    read: list[int] = []
+
+    def rows() -> Iterator[SimpleNamespace]:
+        for number in (1, 10, 100, 1000, 10000):
+            read.append(number)
+            yield SimpleNamespace(name=f"n{number}", size=number)
+
+    print_table(columns, rows(), Style())
+    lines = capsys.readouterr().out.splitlines()
+    headers = [line for line in lines if line.split() == ["Name", "Size"]]
+    assert len(headers) == (3 if is_terminal else 1)
+    assert [line.split() for line in lines if line not in headers] == [
+        [f"n{number}", str(number)] for number in read
+    ]
+    if not is_terminal:
+        # The first block decides on the widths; a wider cell moves the rest of its line.
+        assert lines == [
+            *("Name  Size", "n1       1", "n10     10", "n100   100", "n1000  1000"),
+            "n10000  10000",
+        ]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.documentation import run_example
-from steward.cli.output import Style, print_csv, print_table
+from steward.cli.output import Style, print_table
 from steward.core.actions import Answer
 from steward.core.layouts import (
     Column,
@@ -50,7 +50,7 @@ def test_a_column_that_the_documentation_adds_is_in_every_view(
     assert line.split()[-1] == "1.3"
     print_table(reply.layout, reply.rows, Style(parsable=True, columns=("spread",)), reply)
     assert capsys.readouterr().out == "Spread\n1.3\n"
-    print_csv(reply.layout, reply.rows, Style(), reply)
+    print_table(reply.layout, reply.rows, Style(csv=True), reply)
     for text in (
         capsys.readouterr().out,
         download_reply(reply, reply.rows, "waits", "csv").content,

@@ -90,7 +90,7 @@ def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) 
         until=span.until,
         default_days=span.default_days,
         next=make_list_page_token(jobs[-1].position) if has_more else "",
-        zones=context.get_time_zones([job.cluster for job in jobs]),
+        zones=context.get_time_zones(request.clusters or context.list_clusters()),
     )
 
 
@@ -152,7 +152,7 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
         next=make_hits_page_token(page.after) if page.after else "",
         complete=page.complete,
         lag=_count_events_behind(context, f"archive.{sink}" if sink else "catalog"),
-        zones=context.get_time_zones([hit.use.cluster for hit in page.hits]),
+        zones=context.get_time_zones(request.clusters or context.list_clusters()),
     )
 
 

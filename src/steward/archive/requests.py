@@ -38,10 +38,6 @@ DEFAULT_DAYS_NOTE: Final = "Jobs of the last seven days; use -S for more."
 """Note of a reply with the default time span."""
 
 
-def _describe_more(count: int) -> str:
-    return f"More than {count} match; use --limit 0 for all."
-
-
 class JobSelection(Request, frozen=True, kw_only=True):
     """Filters that select jobs. Every given filter must match; within a filter, any value."""
 
@@ -193,7 +189,8 @@ class JobListReply(Answer, frozen=True, kw_only=True):
         until: End of the time span; None for now.
         default_days: 7 if ``since`` is the default, else 0.
         next: Token of the next page; "" if there is none.
-        zones: IANA name of each cluster's time zone; "" for the system's.
+        zones: IANA name of the time zone of each cluster that the request covers; "" for the
+            system's.
     """
 
     jobs: tuple[JobLine, ...]
@@ -203,7 +200,7 @@ class JobListReply(Answer, frozen=True, kw_only=True):
     next: str = ""
     zones: dict[str, str] = msgspec.field(default_factory=dict)
     layout: ClassVar[Layout] = (
-        Column("Cluster", "cluster", show="several"),
+        Column("Cluster", "cluster", show=lambda reply: len(reply.zones) > 1),
         Column("JobID", "job", right=True),
         Column("JobName", "name", max_width=WIDEST_TEXT),
         Column("User", read_user),
@@ -236,11 +233,9 @@ class JobListReply(Answer, frozen=True, kw_only=True):
         return last_week if self.default_days else "No job matches."
 
     def list_notes(self) -> Iterable[str]:
-        """Return the default time span if it applies, and that there are more jobs."""
+        """Return the default time span if it applies."""
         if self.jobs and self.default_days:
             yield DEFAULT_DAYS_NOTE
-        if self.next:
-            yield _describe_more(len(self.jobs))
 
 
 class ShowRequest(Request, frozen=True, kw_only=True):
@@ -442,7 +437,8 @@ class SearchReply(Answer, frozen=True, kw_only=True):
         next: Token of the next page; "" if there is none.
         complete: False if the search stopped at its time limit: continue with ``next``.
         lag: Number of events that the catalog or the sink is behind; None if unknown.
-        zones: IANA name of each cluster's time zone; "" for the system's.
+        zones: IANA name of the time zone of each cluster that the request covers; "" for the
+            system's.
     """
 
     hits: tuple[SearchHit, ...]
@@ -472,8 +468,6 @@ class SearchReply(Answer, frozen=True, kw_only=True):
             yield f"{format_count(self.lag, 'event')} not indexed yet; try again in a moment."
         if not self.complete:
             yield "The search stopped at its time limit; narrow it with -u, -S or --limit."
-        elif self.next:
-            yield _describe_more(len(self.hits))
 
 
 class Progress(ActionMessage, frozen=True, kw_only=True, tag="progress", tag_field="item"):

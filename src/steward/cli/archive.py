@@ -35,11 +35,12 @@ from steward.cli.output import (
     is_terminal,
     print_facts,
     print_json,
+    print_json_rows,
     print_renderables,
     print_table,
 )
 from steward.cli.parameters import Argument, Option
-from steward.core.actions import Answer
+from steward.core.actions import Action, Answer
 from steward.core.errors import UsageError
 from steward.core.layouts import read_user
 from steward.core.printable import escape_line, escape_lines
@@ -318,25 +319,37 @@ def write_export(
 
 
 @prints("archive.reindex", "archive.resend", "archive.secrets", "archive.verify")
-def print_stream(items: Iterator[Any], style: Style) -> Answer:
+def print_stream(items: Iterator[Any], style: Style, action: Action) -> Answer:
     """Print the rows of a stream, if it has any, and its reply; show progress meanwhile."""
-    rows: list[Any] = []
-    reply: Answer | None = None
-    with ProgressLine() as progress:
-        for item in items:
-            if isinstance(item, Progress):
-                progress.show(item.done, item.total, item.what)
-            elif isinstance(item, Answer):
-                reply = item
-            else:
-                rows.append(item)
-    assert reply is not None, "a stream ends with its reply"
-    name = next(iter(reply.layouts), "")
+    replies: list[Answer] = []
+
+    def iterate_rows() -> Iterator[Any]:
+        count = 0
+        with ProgressLine() as progress:
+            for item in items:
+                if isinstance(item, Progress):
+                    progress.show(item.done, item.total, item.what)
+                elif isinstance(item, Answer):
+                    replies.append(item)
+                else:
+                    count += 1
+                    if count == output.BLOCK_ROWS:
+                        progress.end()  # the table begins
+                    yield item
+
+    rows = iterate_rows()
+    assert issubclass(action.answer, Answer), "the reply of a stream"
+    if style.json and action.rows:
+        print_json_rows(action.rows, rows, lambda: {"version": 1, "summary": replies[0]})
+        return replies[0]
+    first_rows = list(itertools.islice(rows, 1))
+    if first_rows or style.is_for_programs:
+        layout = action.answer.get_layout(action.rows)
+        print_table(layout, itertools.chain(first_rows, rows), style)
+    for _ in rows:
+        pass  # the user left the pager
     if style.json:
-        summary = {"version": reply.version, name: rows, "summary": reply}
-        print_json(summary if name else reply)
-        return reply
-    if rows or style.is_for_programs:
-        print_table(reply.get_layout(name), rows, style)
-    print_reply(reply, style, "")
-    return reply
+        print_json(replies[0])
+    else:
+        print_reply(replies[0], style, "")
+    return replies[0]

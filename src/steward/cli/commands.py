@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import (
@@ -54,9 +54,9 @@ from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
 Printer = Callable[..., Any]
-"""Function of a reply that prints it, unless JSON was requested, in a ``style`` if it has that
-parameter. For a stream, it gets the iterator of items and answer, also for JSON, and may return the
-answer for its warnings and exit code.
+"""Function of a reply that prints it, unless JSON was requested, in a ``style`` and for an
+``action`` if it has these parameters. For a stream, it gets the iterator of items and answer, also
+for JSON, and may return the answer for its warnings and exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
 P = ParamSpec("P")
@@ -372,7 +372,8 @@ def make_command(name: str) -> click.Command:
     parameters = _list_parameters(action)
     printer = _find_printer(action)
     own = _list_printer_options(printer)
-    has_style = printer is not None and "style" in inspect.signature(printer).parameters
+    printer_parameters = inspect.signature(printer).parameters if printer is not None else ()
+    has_style, has_action = "style" in printer_parameters, "action" in printer_parameters
     style_options = _TABLE_OPTIONS if action.rows and (has_style or not printer) else _JSON_OPTIONS
     if action.stream and not has_style:
         style_options = {}
@@ -386,12 +387,21 @@ def make_command(name: str) -> click.Command:
         details = {item.name: values[item.name] for item in own}
         if has_style:
             details["style"] = style
+        if has_action:
+            details["action"] = action
         print_answer = printer and partial(printer, **details)
         try:
             with _name_options(parameters):
                 request = _make_request(action, parameters, values)
-                items = _request(place, action, request, _count_rows(parameters, values))
-                _print(action, items, style, print_answer)
+                if _has_pages(action):
+                    count = _count_rows(parameters, values)
+                    limit = request.limit if count is None else count
+                    pages = _Pages(place, action, request, limit)
+                    reply = _print_pages(action, pages, style, print_answer)
+                else:
+                    items = stream_action(place, action, request)
+                    reply = _print(action, items, style, print_answer)
+                _report(reply)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
             raise
@@ -449,45 +459,87 @@ def _count_rows(parameters: Sequence[_Parameter], values: Mapping[str, Any]) -> 
     return None
 
 
-def _request(place: ClientPlace, action: Action, request: Any, count: int | None) -> Iterator[Any]:
-    """Yield the reply to a request, or items and reply of a stream.
+class _Pages:
+    """Rows of a reply in pages, each requested when the rows before are printed.
 
-    Of a reply in pages it holds this number of rows, of all pages; 0 for all, None for the limit of
-    the request.
+    Attributes:
+        reply: Reply of the first page; its fields that concern the next page are the last one's.
+        count: Number of rows so far.
     """
-    if not _has_pages(action):
-        yield from stream_action(place, action, request)
-        return
-    pages: list[Any] = []
-    rows: list[Any] = []
-    limit, page = request.limit if count is None else count, ""
-    while not pages or (page and not 0 < limit <= len(rows)):
-        page_rows = min(limit - len(rows), PAGE_ROWS) if limit else PAGE_ROWS
-        page_request = msgspec.structs.replace(request, limit=page_rows, page=page)
-        pages.append(call_action(place, action, page_request))
-        rows += getattr(pages[-1], action.rows)
-        page = pages[-1].next
-    fields = {name: getattr(pages[-1], name) for name in pages[-1].page_fields}
-    zones = {name: zone for reply in pages for name, zone in reply.zones.items()}
-    yield msgspec.structs.replace(pages[0], **fields, zones=zones, **{action.rows: tuple(rows)})
+
+    def __init__(self, place: ClientPlace, action: Action, request: Any, limit: int) -> None:
+        self._place = place
+        self._action = action
+        self._request = request
+        self._limit = limit
+        self.count = 0
+        self.reply = self._read_page("")
+
+    def _read_page(self, page: str) -> Any:
+        size = min(self._limit - self.count, PAGE_ROWS) if self._limit else PAGE_ROWS
+        request = msgspec.structs.replace(self._request, limit=size, page=page)
+        return call_action(self._place, self._action, request)
+
+    def __iter__(self) -> Iterator[Any]:
+        reply = self.reply
+        while True:
+            rows = getattr(reply, self._action.rows)
+            yield from rows
+            self.count += len(rows)
+            fields = {name: getattr(reply, name) for name in reply.page_fields}
+            self.reply = msgspec.structs.replace(self.reply, **fields)
+            if not reply.next or 0 < self._limit <= self.count:
+                return
+            reply = self._read_page(reply.next)
+
+    @property
+    def note(self) -> str:
+        """Note that further rows match; "" if none do, or if that is unknown."""
+        has_more = self.reply.next and getattr(self.reply, "complete", True)
+        return f"More than {self.count} match; use --limit 0 for all." if has_more else ""
+
+
+def _print_pages(
+    action: Action, pages: _Pages, style: output.Style, printer: Printer | None
+) -> Any:
+    """Print a reply in pages, without a list of all rows unless a printer needs it."""
+    rows = action.rows
+    if style.json:
+        names = [name for name in action.answer.__struct_fields__ if name != rows]
+        output.print_json_rows(
+            rows, pages, lambda: {name: getattr(pages.reply, name) for name in names}
+        )
+        return pages.reply
+    if printer is None:
+        print_reply(pages.reply, style, rows, row_values=pages)
+    else:
+        all_rows = tuple(pages)
+        printer(msgspec.structs.replace(pages.reply, **{rows: all_rows}))
+    if not style.is_for_programs:
+        output.print_note(pages.note)
+    return pages.reply
 
 
 def _print(
     action: Action, items: Iterator[Any], style: output.Style, printer: Printer | None
-) -> None:
-    """Print the reply of an action, or the items of its stream."""
+) -> Any:
+    """Print the reply of an action, or the items of its stream; return the reply."""
     if action.stream:
         if printer is None:
             raise StewardError(f"{action.name} has no printer for its stream", action.name)
-        reply = printer(items)
+        return printer(items)
+    (reply,) = items
+    if style.json:
+        output.print_json(reply)
+    elif printer is not None:
+        printer(reply)
     else:
-        (reply,) = items
-        if style.json:
-            output.print_json(reply)
-        elif printer is not None:
-            printer(reply)
-        else:
-            print_reply(reply, style, action.rows)
+        print_reply(reply, style, action.rows)
+    return reply
+
+
+def _report(reply: Any) -> None:
+    """Print the warnings of a reply, and exit with its code unless that is 0."""
     if not isinstance(reply, Answer):
         return
     for warning in reply.list_warnings():
@@ -497,7 +549,12 @@ def _print(
 
 
 def print_reply(
-    reply: Any, style: output.Style, rows: str, *, columns: Layout | None = None
+    reply: Any,
+    style: output.Style,
+    rows: str,
+    *,
+    columns: Layout | None = None,
+    row_values: Iterable[Any] | None = None,
 ) -> None:
     """Print the rows of a reply as a table, or why there are none, then its lines and notes.
 
@@ -508,20 +565,22 @@ def print_reply(
         style: Output style.
         rows: Name of the field that holds the rows; "" if there are none.
         columns: Columns of the rows, if the reply's Struct does not declare them all.
+        row_values: The rows, if the reply holds only the first page.
     """
     is_for_people = not style.is_for_programs
     lines = tuple(reply.list_lines()) if is_for_people else ()
     if rows:
         columns = reply.get_layout(rows) if columns is None else columns
-        row_values = getattr(reply, rows)
+        first_rows = getattr(reply, rows)
         if is_for_people:
             scope = describe_scope(reply, columns, output.format_time, style.hours_unit)
             output.print_note(f"{scope}." if scope else "")
-        reason = "" if row_values else reply.empty_reason
+        reason = "" if first_rows else reply.empty_reason
         if reason and is_for_people and style.has_header:
             output.print_line(reason)
-        elif row_values or not lines:
-            output.print_table(columns, row_values, style, reply)
+        elif first_rows or not lines:
+            values = first_rows if row_values is None else row_values
+            output.print_table(columns, values, style, reply)
     if not is_for_people:
         return
     for line in lines:

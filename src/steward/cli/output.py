@@ -10,16 +10,18 @@ In order: formatting of counts, sizes and times (with ``TZ`` and ``SLURM_TIME_FO
 declared in layouts, see :mod:`steward.core.layouts`.
 """
 
+import contextlib
+import itertools
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import msgspec
 
@@ -190,10 +192,41 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def print_json_rows(
+    name: str, rows: Iterable[Any], read_rest: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Print rows as they come, then the rest of their reply, as one JSON document.
+
+    Args:
+        name: Name of the list of rows.
+        rows: The rows.
+        read_rest: Returns the other fields of the document, after the last row.
+    """
+    is_pretty = is_terminal()
+
+    def encode(value: Any, depth: int) -> bytes:
+        data = msgspec.json.encode(value)
+        if not is_pretty:
+            return data
+        return msgspec.json.format(data, indent=2).replace(b"\n", b"\n" + b" " * depth)
+
+    start, between, end = (b"\n  ", b"\n    ", b"\n  ]") if is_pretty else (b"", b"", b"]")
+    write_bytes(b"{%b%b:%b[" % (start, msgspec.json.encode(name), b" " * is_pretty))
+    separator = between
+    for block in _split_into_blocks(rows):
+        for row in block:
+            sys.stdout.buffer.write(separator + encode(row, 4))
+            separator = b"," + between
+    write_bytes(end + b"," + encode(read_rest(), 0)[1:] + b"\n")
+
+
 def print_table(
     columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any = None
 ) -> None:
     """Print rows as a table: parsable, CSV, drawn by Rich, or aligned plain text.
+
+    Rows are printed in blocks of :data:`BLOCK_ROWS`, as they come. The first block decides on the
+    columns and their widths; a terminal repeats the header above each block, with new widths.
 
     Args:
         columns: All columns of the table.
@@ -204,27 +237,17 @@ def print_table(
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
-    if style.csv:
-        print_csv(columns, rows, style, reply)
+    tables = _iterate_tables(columns, rows, style, reply)
+    if is_terminal() and not style.csv and not style.parsable:
+        _print_paged(_render(table.draw()) for table in tables if table.columns and table.rows)
         return
-    table = _Table(columns, list(rows), style, reply)
-    if style.parsable:
-        table.print_parsable()
-    elif not table.columns:
-        pass  # all of them are for programs; people read the lines below
-    elif not is_terminal():
-        table.print_aligned()
-    elif table.rows:
-        print_renderables(table.draw())
-
-
-def print_csv(
-    columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any = None
-) -> None:
-    """Print rows as CSV, with all columns unless some are chosen; see :func:`print_table`."""
-    table = _Table(columns, list(rows), style, reply, shows_all=True)
-    text = write_csv(table.columns, table.list_exact_cells(), header=style.has_header)
-    write_bytes(text.encode())
+    for table in tables:
+        if style.csv:
+            table.print_csv()
+        elif style.parsable:
+            table.print_parsable()
+        elif table.columns:  # without any, all are for programs; people read the lines below
+            table.print_aligned()
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -259,31 +282,47 @@ def make_console() -> "Console":
 
 def print_renderables(*renderables: "RenderableType") -> None:
     """Print Rich renderables on a terminal, through a pager if longer than the screen."""
+    _print_paged(iter([_render(*renderables)]))
+
+
+def _render(*renderables: "RenderableType") -> str:
+    """Return Rich renderables as text for this terminal."""
     from rich.console import Group
 
     console = make_console()
     with console.capture() as capture:
         console.print(Group(*renderables))
-    rendered_text = capture.get()
-    if rendered_text.count("\n") < console.size.height:
-        sys.stdout.write(rendered_text)
-        sys.stdout.flush()
-    else:
-        _page_text(rendered_text)
+    return capture.get()
 
 
-def _page_text(text: str) -> None:
-    """Show text in $PAGER, by default less; print it if there is none."""
+def _print_paged(texts: Iterator[str]) -> None:
+    """Print texts on a terminal, through a pager if together longer than the screen."""
+    beginning = ""
+    for text in texts:
+        beginning += text
+        if beginning.count("\n") >= make_console().size.height:
+            _page_texts(itertools.chain((beginning,), texts))
+            return
+    sys.stdout.write(beginning)
+    sys.stdout.flush()
+
+
+def _page_texts(texts: Iterable[str]) -> None:
+    """Show texts in $PAGER, by default less; print them if there is none."""
     command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     program = shutil.which(command[0])
     if program is None or command[0] == "cat":
-        sys.stdout.write(text)
+        sys.stdout.writelines(texts)
         return
     # Options of less: exit if the text fits on the screen, pass colours, do not clear.
     environment = {"LESS": "FRX", **os.environ}
     with subprocess.Popen([program, *command[1:]], stdin=subprocess.PIPE, env=environment) as pager:
+        assert pager.stdin is not None, "a pipe"
         try:
-            pager.communicate(_encode_output(text))
+            # The pager ends on its own key, perhaps before it has read everything.
+            with contextlib.suppress(BrokenPipeError), pager.stdin as pipe:
+                for text in texts:
+                    pipe.write(_encode_output(text))
         except KeyboardInterrupt:
             # The pager owns the terminal and ends on its own key; wait for that.
             pager.wait()
@@ -323,6 +362,30 @@ def _guess_language(text: str) -> str:
     return "bash"
 
 
+BLOCK_ROWS: Final = 1000
+"""Rows that are formatted together: output in blocks needs no memory for the whole."""
+
+
+def _split_into_blocks(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield rows in blocks; one empty block if there are none."""
+    remaining = iter(rows)
+    yield list(itertools.islice(remaining, BLOCK_ROWS))
+    while block := list(itertools.islice(remaining, BLOCK_ROWS)):
+        yield block
+
+
+def _iterate_tables(
+    columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any
+) -> "Iterator[_Table]":
+    """Yield a table block by block; the first block has the header."""
+    blocks = _split_into_blocks(rows)
+    table = _Table(columns, next(blocks), style, reply)
+    yield table
+    for block in blocks:
+        table.rows, table.has_header = block, False
+        yield table
+
+
 class _Table:
     """Rows of a table with the columns that a style selects."""
 
@@ -332,15 +395,15 @@ class _Table:
         rows: list[Any],
         style: Style,
         reply: Any,
-        *,
-        shows_all: bool = False,
     ) -> None:
         self.rows = rows
+        self.has_header = style.has_header
+        self._widths: list[int] = []
         self._style = style
         self._reply = reply
         if style.columns:
             self.columns = _find_columns(columns, style.columns)
-        elif style.parsable or shows_all:
+        elif style.parsable or style.csv:
             self.columns = list(columns)
         else:
             self.columns = choose_columns(columns, rows, reply)
@@ -406,9 +469,14 @@ class _Table:
             case _:
                 return format_text(value)
 
+    def print_csv(self) -> None:
+        """Print the rows as CSV, with all columns unless some are chosen."""
+        text = write_csv(self.columns, self.list_exact_cells(), header=self.has_header)
+        write_bytes(text.encode())
+
     def print_parsable(self) -> None:
         """Print a table with fields separated by ``|``."""
-        lines = ["|".join(column.name for column in self.columns)] * self._style.has_header
+        lines = ["|".join(column.name for column in self.columns)] * self.has_header
         lines += (
             "|".join(escape_unprintable(cell).replace("|", _PIPE_ESCAPE) for cell in cells)
             for cells in self.list_exact_cells()
@@ -418,16 +486,16 @@ class _Table:
     def print_aligned(self) -> None:
         """Print a table as plain text with aligned columns."""
         cell_rows = [[self._format(column, row) for column in self.columns] for row in self.rows]
-        if self._style.has_header:
+        if self.has_header:
             cell_rows.insert(0, [column.name for column in self.columns])
-        widths = [
+        self._widths = self._widths or [
             max((len(row_cells[index]) for row_cells in cell_rows), default=0)
             for index in range(len(self.columns))
         ]
         for row_cells in cell_rows:
             padded = [
                 cell.rjust(width) if column.is_right_aligned else cell.ljust(width)
-                for cell, width, column in zip(row_cells, widths, self.columns, strict=True)
+                for cell, width, column in zip(row_cells, self._widths, self.columns, strict=True)
             ]
             sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
@@ -505,9 +573,15 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Erase the line, and show no more progress."""
+        self._is_enabled = False
         if self._width:
             sys.stderr.write(f"\r{'':{self._width}}\r")
             sys.stderr.flush()
+            self._width = 0
 
     def step(self, noun: str) -> None:
         """Count one more item as done.

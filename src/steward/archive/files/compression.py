@@ -104,9 +104,6 @@ def compute_plain_digest(
     file: "BufferedReader[Any]", name: str, max_bytes: int = MAX_PLAIN_BYTES
 ) -> tuple[bytes, int]:
     """Return SHA-256 and size of the plain bytes of an open file; raises as :func:`read_blocks`."""
-    if not is_compressed_name(name):
-        digest = hashlib.file_digest(file, "sha256").digest()
-        return digest, file.tell()
     sha = hashlib.sha256()
     size = 0
     for block in read_blocks(file, name, max_bytes):

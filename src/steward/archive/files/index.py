@@ -10,6 +10,7 @@ or UNVERIFIED when it waited too long; a later identity makes it PLACED. The mov
 purge deletes the row.
 """
 
+import json
 import operator
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -334,17 +335,51 @@ class FilesRecords:
         """Return rows by an SQL condition of this package."""
         return [FileRow(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
 
-    def iterate_rows(self) -> Iterator[FileRow]:
-        """Yield every row, by key, in pages, so that no read snapshot lasts long."""
+    def iterate_rows(self, where: str = "TRUE", *parameters: object) -> Iterator[FileRow]:
+        """Yield rows by an SQL condition, by key, in pages: no read snapshot lasts long."""
         last_key = ("", "")
+        condition = f"{where} AND (key, cluster) > (?, ?) ORDER BY key, cluster LIMIT ?"
         while True:
-            page = self.select_rows(
-                "(key, cluster) > (?, ?) ORDER BY key, cluster LIMIT 1000", *last_key
-            )
+            page = self.select_rows(condition, *parameters, *last_key, self.page_rows)
             yield from page
             if not page:
                 return
             last_key = (page[-1].key, page[-1].cluster)
+
+    def iterate_directory_numbers(self) -> Iterator[int]:
+        """Yield the number of every directory with scripts, those added meanwhile included."""
+        sql = "SELECT directory FROM script WHERE directory > ? ORDER BY directory LIMIT 1"
+        number = 0
+        while rows := self.query(sql, number):
+            number = int(rows[0][0])
+            yield number
+
+    def iterate_names(self, path: str, states: tuple[int, int]) -> Iterator[bytes]:
+        """Yield the file names of a directory in a range of states, sorted by their bytes."""
+        where = (
+            "WHERE directory = (SELECT number FROM directory WHERE path = ?) "
+            "AND state BETWEEN ? AND ?"
+        )
+        sql = (
+            f"SELECT CAST(script_name AS BLOB) AS name FROM script {where} "  # noqa: S608 - our own conditions
+            f"UNION ALL SELECT CAST(env_name AS BLOB) FROM script {where} ORDER BY name"
+        )
+        with translate_errors(self.path):
+            # A directory may have millions of files, so SQLite sorts their names in a file.
+            self._connection.execute("PRAGMA temp_store=FILE")
+            for (name,) in self._connection.execute(sql, (path, *states) * 2):
+                yield name
+
+    def find_names(self, path: str, names: Sequence[str], states: tuple[int, int]) -> set[str]:
+        """Return those of some file names that belong to a script in a directory."""
+        sql = (
+            "SELECT script_name, env_name FROM script WHERE state BETWEEN ? AND ? "
+            "AND directory = (SELECT number FROM directory WHERE path = ?) AND ("
+            "script_name IN (SELECT value FROM json_each(?)) "
+            "OR env_name IN (SELECT value FROM json_each(?)))"
+        )
+        texts = json.dumps(names)
+        return {name for row in self.query(sql, *states, path, texts, texts) for name in row}
 
     def get_directory_number(self, path: str) -> int:
         """Return the number of a directory; the next :meth:`writing` saves a new one."""

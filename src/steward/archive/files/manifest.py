@@ -4,16 +4,18 @@ A line is a JSON object with ``v`` (the version, 1), ``fact`` and ``key`` (:clas
 If a crash cut a line short, the next append ends it and readers skip it; a repeated line adds
 nothing. Only a purge rewrites a manifest, so that no line mentions purged scripts.
 
-:class:`ManifestWriter` writes the manifests of a tree. :func:`iterate_manifests` and
-:func:`iterate_scripts_in_tree` read a tree without the sink's database, by manifests or by file
-names (:func:`parse_file_name`); imports and the catalog rebuild use them.
+:class:`ManifestWriter` writes the manifests of a tree. :func:`iterate_scripts_in_tree` reads a tree
+without the sink's database, by manifests or by file names (:func:`parse_file_name`); the catalog
+rebuild uses it.
 """
 
+import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal
 
 import msgspec
 
@@ -22,6 +24,7 @@ from steward.archive.files.layout import UNVERIFIED, ArchiveLayout, decode_name
 from steward.archive.files.tree import ArchiveTree
 from steward.core.events import JobIdentity, JobScript, make_script_key
 from steward.core.records import JobRecord
+from steward.core.sqlite import Connection, open_scratch, translate_errors
 from steward.core.timestamps import to_micros_or_zero
 
 MANIFEST_FILE_NAME: Final = "MANIFEST.jsonl"
@@ -299,6 +302,8 @@ class ManifestWriter:
 
 class _LineKey(msgspec.Struct, frozen=True):
     key: str = ""
+    cluster: str = ""
+    fact: str = ""
 
 
 _key_decoder = msgspec.json.Decoder(_LineKey)
@@ -342,13 +347,6 @@ _ID_AND_NAME = re.compile(r"([0-9]{1,10})(?:-(.*?))?(?:~([0-9]+))?\.(sh|env)(\.z
 _SARCHIVE = re.compile(r"job\.([0-9]{1,10})_(script|environment)(?:~([0-9]+))?(\.zst)?")
 
 
-class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One manifest line with its directory below the root."""
-
-    directory: str
-    fact: ManifestFact
-
-
 class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
     """File in a tree: path below the root, size in bytes, SHA-256 (hex) if a manifest has it."""
 
@@ -387,90 +385,117 @@ class FoundScript(msgspec.Struct, frozen=True, kw_only=True):
     first_submit: datetime | None = None
 
 
-def iterate_manifests(root: str) -> Iterator[ManifestEntry]:
-    """Yield every line of every manifest below ``root``.
-
-    Raises:
-        ArchiveUnavailable: The tree cannot be read.
-    """
-    for directory, names, path in _iterate_directories(root):
-        if MANIFEST_FILE_NAME in names:
-            for fact in _read_facts(root, path):
-                yield ManifestEntry(directory=directory, fact=fact)
-
-
 def iterate_scripts_in_tree(root: str, layout: ArchiveLayout) -> Iterator[FoundScript]:
     """Yield every script below ``root``, according to manifests or file names.
 
+    Memory does not grow with the number of scripts, even of one directory.
+
     Raises:
         ArchiveUnavailable: The tree cannot be read.
+        SqliteUnavailable: There is no place for temporary files.
     """
-    for directory, names, path in _iterate_directories(root):
-        if MANIFEST_FILE_NAME in names:
-            yield from _find_manifest_scripts(root, directory, path)
-        else:
-            yield from find_named_scripts(root, directory, names, path, layout)
-
-
-def _iterate_directories(root: str) -> Iterator[tuple[str, list[str], str]]:
-    """Yield each directory of a tree: relative path, file names, and whole path."""
     tree = ArchiveTree(root)
-    try:
-        # A tree to be read may be a copy without a marker, so the marker is not checked.
-        tree.open_for_reading()
-        for directory, names in tree.iterate_files():
-            yield directory, names, os.path.join(root, directory)
-    except OSError as error:
-        raise make_archive_unavailable(root, error) from error
-    finally:
-        tree.close()
+    with closing(open_scratch(_LINE_TABLE)) as scratch:
+        try:
+            # A tree to be read may be a copy without a marker, so the marker is not checked.
+            tree.open_for_reading()
+            for directory, names in tree.iterate_files():
+                path = os.path.join(root, directory)
+                manifest = _open_manifest(path)
+                if manifest is None:
+                    yield from find_named_scripts(root, directory, names, path, layout)
+                else:
+                    with manifest:
+                        yield from _find_manifest_scripts(directory, manifest, scratch)
+        except OSError as error:
+            raise make_archive_unavailable(root, error) from error
+        finally:
+            tree.close()
 
 
-def _read_facts(root: str, path: str) -> Iterator[ManifestFact]:
-    """Yield the facts of a directory's manifest."""
+def _open_manifest(path: str) -> BinaryIO | None:
+    """Open the manifest of a directory; None if it has none."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(
-            os.path.join(path, MANIFEST_FILE_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
-        with os.fdopen(fd, "rb") as file:
-            data = file.read()
+        return os.fdopen(os.open(os.path.join(path, MANIFEST_FILE_NAME), flags), "rb")
     except FileNotFoundError:
-        # Purged between listing and reading.
-        return
-    except OSError as error:
-        raise make_archive_unavailable(root, error) from error
-    yield from decode_facts(data)
+        return None
 
 
-def _find_manifest_scripts(root: str, directory: str, path: str) -> Iterator[FoundScript]:
+_LONGEST_LINE: Final = 16 * 1024**2
+_LINE_TABLE: Final = """
+    CREATE TABLE line (
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        kept INTEGER,
+        identity INTEGER,
+        PRIMARY KEY (key, cluster)
+    ) WITHOUT ROWID;
+"""
+"""Offsets of the last ``kept`` and ``identity`` line of each script; negative after ``moved``."""
+_SAVE_LINE: Final = (
+    "INSERT INTO line VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "kept = coalesce(excluded.kept, kept), identity = coalesce(excluded.identity, identity)"
+)
+
+
+def _find_manifest_scripts(
+    directory: str, manifest: BinaryIO, scratch: Connection
+) -> Iterator[FoundScript]:
     """Yield the scripts that a directory's manifest says are there."""
-    kept_facts: dict[tuple[str, str], ManifestFact] = {}
-    identities: dict[tuple[str, str], ManifestFact] = {}
-    for fact in _read_facts(root, path):
-        ref = (fact.cluster, fact.key)
-        if fact.fact == "kept":
-            kept_facts[ref] = fact
-        elif fact.fact == "identity":
-            identities[ref] = fact
-        else:
-            kept_facts.pop(ref, None)
-            identities.pop(ref, None)
-    for ref, fact in kept_facts.items():
-        identity_fact = identities.get(ref)
-        yield FoundScript(
-            key=fact.key,
-            job_id=fact.job_id,
-            spool_mtime_ns=_get_fact_time(fact),
-            cluster=fact.cluster,
-            name=identity_fact.record.name
-            if identity_fact and identity_fact.record
-            else fact.claimed_name,
-            script=_make_found_file(directory, fact, "script"),
-            environment=_make_found_file(directory, fact, "environment"),
-            kept=fact,
-            record=identity_fact.record if identity_fact else None,
-            first_submit=identity_fact.first_submit if identity_fact else None,
-        )
+    with translate_errors("a temporary file"):
+        scratch.execute("DELETE FROM line")
+        scratch.executemany(_SAVE_LINE, _locate_lines(manifest))
+        for kept_offset, identity_offset in scratch.execute(
+            "SELECT kept, coalesce(identity, -1) FROM line WHERE kept >= 0 ORDER BY key, cluster"
+        ):
+            fact = _read_fact(manifest, kept_offset)
+            if fact is not None:
+                yield _make_found_script(directory, fact, _read_fact(manifest, identity_offset))
+
+
+def _locate_lines(manifest: BinaryIO) -> Iterator[tuple[str, str, int | None, int | None]]:
+    """Yield a row of the line table for each line of a manifest."""
+    offset = 0
+    while line := manifest.readline(_LONGEST_LINE):
+        try:
+            ref = _key_decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            ref = _LineKey()  # cut short by a crash, and written again since
+        if ref.fact == "kept":
+            yield ref.key, ref.cluster, offset, None
+        elif ref.fact == "identity":
+            yield ref.key, ref.cluster, None, offset
+        elif ref.fact in {"moved", "purged"}:
+            yield ref.key, ref.cluster, -1, -1
+        offset += len(line)
+
+
+def _read_fact(manifest: BinaryIO, offset: int) -> ManifestFact | None:
+    """Return the fact of the line at an offset; None for a negative one."""
+    if offset < 0:
+        return None
+    manifest.seek(offset)
+    return next(decode_facts(manifest.readline(_LONGEST_LINE)), None)
+
+
+def _make_found_script(
+    directory: str, fact: ManifestFact, identity_fact: ManifestFact | None
+) -> FoundScript:
+    """Make the script of a ``kept`` fact and, if its owner is known, an ``identity``."""
+    record = identity_fact.record if identity_fact else None
+    return FoundScript(
+        key=fact.key,
+        job_id=fact.job_id,
+        spool_mtime_ns=_get_fact_time(fact),
+        cluster=fact.cluster,
+        name=record.name if record else fact.claimed_name,
+        script=_make_found_file(directory, fact, "script"),
+        environment=_make_found_file(directory, fact, "environment"),
+        kept=fact,
+        record=record,
+        first_submit=identity_fact.first_submit if identity_fact else None,
+    )
 
 
 def _make_found_file(directory: str, fact: ManifestFact, kind: str) -> FoundFile | None:
@@ -512,48 +537,47 @@ def parse_file_name(filename: str) -> _ParsedName | None:
 
 
 def find_named_scripts(
-    root: str, directory: str, names: list[str], path: str, layout: ArchiveLayout
+    root: str, directory: str, names: Iterable[str], path: str, layout: ArchiveLayout
 ) -> Iterator[FoundScript]:
     """Yield the scripts of one directory according to its file names.
 
     Args:
         root: The tree's root.
         directory: Path of the directory below the root.
-        names: Names of its files.
+        names: Names of its files, sorted: those of a job follow one another.
         path: Whole path of the directory.
         layout: Layout of the tree.
 
     Raises:
         ArchiveUnavailable: The status of a file cannot be read.
     """
-    pairs: dict[tuple[int, str, str], dict[bool, tuple[FoundFile, int]]] = {}
-    for filename in names:
-        parsed = parse_file_name(filename)
-        if parsed is None:
-            continue
-        try:
-            status = os.stat(os.path.join(path, filename), follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise make_archive_unavailable(root, error) from error
-        file = FoundFile(path=f"{directory}/{filename}".lstrip("/"), length=status.st_size)
-        ref = (parsed.job_id, parsed.name, parsed.variant)
-        pairs.setdefault(ref, {})[parsed.is_script] = (file, status.st_mtime_ns)
     cluster, user = _parse_directory(directory, layout)
-    for (job_id, job_name, _), files in pairs.items():
-        script, environment = files.get(True), files.get(False)
-        mtime_ns = (script or environment or (None, 0))[1]
-        yield FoundScript(
-            key=make_script_key(job_id, mtime_ns),
-            job_id=job_id,
-            spool_mtime_ns=mtime_ns,
-            cluster=cluster,
-            name=job_name,
-            user_directory=user,
-            script=script[0] if script else None,
-            environment=environment[0] if environment else None,
-        )
+    parsed_names = ((name, parsed) for name in names if (parsed := parse_file_name(name)))
+    for job_id, group in itertools.groupby(parsed_names, key=lambda pair: pair[1].job_id):
+        pairs: dict[tuple[str, str], dict[bool, tuple[FoundFile, int]]] = {}
+        for filename, parsed in group:
+            try:
+                status = os.stat(os.path.join(path, filename), follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise make_archive_unavailable(root, error) from error
+            file = FoundFile(path=f"{directory}/{filename}".lstrip("/"), length=status.st_size)
+            files = pairs.setdefault((parsed.name, parsed.variant), {})
+            files[parsed.is_script] = (file, status.st_mtime_ns)
+        for (job_name, _), files in pairs.items():
+            script, environment = files.get(True), files.get(False)
+            mtime_ns = (script or environment or (None, 0))[1]
+            yield FoundScript(
+                key=make_script_key(job_id, mtime_ns),
+                job_id=job_id,
+                spool_mtime_ns=mtime_ns,
+                cluster=cluster,
+                name=job_name,
+                user_directory=user,
+                script=script[0] if script else None,
+                environment=environment[0] if environment else None,
+            )
 
 
 def _parse_directory(directory: str, layout: ArchiveLayout) -> tuple[str, str]:

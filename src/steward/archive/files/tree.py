@@ -41,6 +41,7 @@ from steward.archive.files.permissions import (
 )
 from steward.core.files import UnsafePath, open_directory, rename_new, sync_filesystem
 from steward.core.script_stores import MARKER
+from steward.core.sqlite import Connection, open_scratch, translate_errors
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -209,6 +210,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
 _MAX_SINGLE_SYNCS = 8
+_MAX_NAMES_IN_MEMORY = 10_000
 
 # These errors concern one path, not the archive: retrying the whole batch later would not help.
 _PATH_ERRORS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
@@ -238,6 +240,44 @@ class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
         if self.user_depth and depth >= self.user_depth:
             return FileReaders(self.uid, self.gids), False
         return FileReaders(None, self.gids), self.others_pass
+
+
+class _SortedNames:
+    """File names to be sorted by their bytes; a temporary database holds those of a large list."""
+
+    def __init__(self) -> None:
+        self._names: list[bytes] = []
+        self._scratch: Connection | None = None
+
+    def add(self, name: str) -> None:
+        """Add a name."""
+        self._names.append(os.fsencode(name))
+        if len(self._names) == _MAX_NAMES_IN_MEMORY:
+            self._spill()
+
+    def _spill(self) -> Connection:
+        if self._scratch is None:
+            self._scratch = open_scratch("CREATE TABLE entry (name BLOB NOT NULL);")
+        with translate_errors("a temporary file"):
+            self._scratch.executemany("INSERT INTO entry VALUES (?)", zip(self._names))
+        self._names.clear()
+        return self._scratch
+
+    def sort(self) -> Iterator[str]:
+        """Yield the names in order."""
+        if self._scratch is None:
+            self._names.sort()
+            yield from map(os.fsdecode, self._names)
+            return
+        scratch = self._spill()
+        with translate_errors("a temporary file"):
+            for (name,) in scratch.execute("SELECT name FROM entry ORDER BY name"):
+                yield os.fsdecode(name)
+
+    def close(self) -> None:
+        """Remove the temporary database."""
+        if self._scratch is not None:
+            self._scratch.close()
 
 
 class ArchiveTree:
@@ -532,31 +572,33 @@ class ArchiveTree:
             self._changed_directories.add(parent)
             path = parent
 
-    def iterate_files(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
-        """Yield every directory below ``path`` with the sorted names of its files.
+    def iterate_files(self, path: str = "") -> Iterator[tuple[str, Iterator[str]]]:
+        """Yield every directory below ``path`` with the names of its files, sorted by their bytes.
 
-        Steward's own directories at the root (".incoming") are skipped.
+        Steward's own directories at the root (".incoming") are skipped. Memory does not grow with
+        the number of files in a directory.
 
         Raises:
             OSError: A directory cannot be listed.
+            SqliteUnavailable: There is no place for temporary files.
         """
         pending = [path]
         while pending:
             current = pending.pop()
-            directories, names = [], []
+            directories = []
             try:
                 fd = self.get_directory_fd(current)
             except FileNotFoundError:
                 continue
-            with os.scandir(fd) as entries:
+            with contextlib.closing(_SortedNames()) as names, os.scandir(fd) as entries:
                 for entry in entries:
                     if not current and entry.name.startswith("."):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         directories.append(f"{current}/{entry.name}" if current else entry.name)
                     else:
-                        names.append(entry.name)
-            yield current, sorted(names)
+                        names.add(entry.name)
+                yield current, names.sort()
             pending.extend(sorted(directories, reverse=True))
 
     def _close_directories(self) -> None:

@@ -5,8 +5,9 @@ each tree of a sink, an iterator of :class:`VerificationProblem` and :class:`Ver
 items; the action ``archive.verify`` uses it. Both run beside the sink and the mover.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from steward.archive.files.manifest import MANIFEST_FILE_NAME
 from steward.archive.files.tree import ArchiveTree, TreeLock
 from steward.core.config import Settings
 
+_MAX_UNKNOWN_NAMES = 1000
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -118,27 +120,17 @@ class _TreeVerification:
 
     def run(self) -> Iterator[VerificationProblem | VerificationProgress]:
         """Check every file of the tree; yield problems and progress."""
-        visited: set[int] = set()
         try:
             self._tree.open_for_reading()
-            for directory, names in self._tree.iterate_files():
-                yield from self._check_directory(directory, names, visited)
+            for number in self._records.iterate_directory_numbers():
+                yield from self._check_directory(number)
                 yield self._make_progress()
+            for directory, names in self._tree.iterate_files():
+                yield from self._report_unknown(directory, names)
         except OSError as error:
             raise make_archive_unavailable(self._root, error) from error
         finally:
             self._tree.close()
-        sql = "SELECT DISTINCT directory FROM script WHERE state BETWEEN ? AND ?"
-        for (number,) in self._records.query(sql, *self._states):
-            if number in visited:
-                continue
-            directory = self._records.get_directory_path(number)
-            if os.path.lexists(os.path.join(self._root, directory)):
-                # It was created during the scan.
-                yield from self._check_directory(directory, [], visited)
-                continue
-            for row in self._select_rows(number):
-                yield from self._report_missing(row, (row.script_name, row.env_name))
         yield self._make_progress()
 
     def _make_progress(self) -> VerificationProgress:
@@ -148,28 +140,30 @@ class _TreeVerification:
             total_bytes=self._checked_bytes,
         )
 
-    def _select_rows(self, directory: int) -> list[FileRow]:
-        return self._records.select_rows(
-            "directory = ? AND state BETWEEN ? AND ?", directory, *self._states
-        )
+    def _check_directory(self, number: int) -> Iterator[VerificationProblem]:
+        """Check the recorded files of a directory."""
+        path = os.path.join(self._root, self._records.get_directory_path(number))
+        where = "directory = ? AND state BETWEEN ? AND ?"
+        for row in self._records.iterate_rows(where, number, *self._states):
+            for name, sha, length in (
+                (row.script_name, row.script_sha, row.script_length),
+                (row.env_name, row.env_sha, row.env_length),
+            ):
+                if name and sha is not None:
+                    yield from self._check_file(row, os.path.join(path, name), sha, length)
 
-    def _check_directory(
-        self, directory: str, names: list[str], visited: set[int]
+    def _report_unknown(
+        self, directory: str, names: Iterator[str]
     ) -> Iterator[VerificationProblem]:
-        """Check the recorded files of a directory, and report unknown ones."""
-        rows = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
-        known: set[str] = {MANIFEST_FILE_NAME}
-        if rows:
-            number = int(rows[0][0])
-            visited.add(number)
-            for row in self._select_rows(number):
-                known.update((row.script_name, row.env_name))
-                yield from self._check_row(row)
-        unknown = [name for name in names if name not in known]
-        for name in self._confirm_unknown(directory, unknown) if unknown else ():
-            yield VerificationProblem(
-                kind="unknown", path=os.path.join(self._root, directory, name)
-            )
+        """Report files of a directory that the database does not have."""
+        unknown = _subtract_names(
+            (name for name in names if name != MANIFEST_FILE_NAME),
+            self._records.iterate_names(directory, self._states),
+        )
+        while batch := list(itertools.islice(unknown, _MAX_UNKNOWN_NAMES)):
+            for name in self._confirm_unknown(directory, batch):
+                path = os.path.join(self._root, directory, name)
+                yield VerificationProblem(kind="unknown", path=path)
 
     def _confirm_unknown(self, directory: str, names: list[str]) -> list[str]:
         """Return the names that are still unknown when no file is being placed or removed."""
@@ -194,11 +188,7 @@ class _TreeVerification:
 
     def _find_unknown(self, directory: str, names: list[str]) -> list[str]:
         """Return the names in a directory that the database does not have."""
-        directory_rows = self._records.query(
-            "SELECT number FROM directory WHERE path = ?", directory
-        )
-        rows = self._select_rows(int(directory_rows[0][0])) if directory_rows else []
-        known = {name for row in rows for name in (row.script_name, row.env_name)}
+        known = self._records.find_names(directory, names, self._states)
         return [
             name
             for name in names
@@ -207,24 +197,16 @@ class _TreeVerification:
             and os.path.lexists(os.path.join(self._root, directory, name))
         ]
 
-    def _check_row(self, row: FileRow) -> Iterator[VerificationProblem]:
-        for name, sha, length in (
-            (row.script_name, row.script_sha, row.script_length),
-            (row.env_name, row.env_sha, row.env_length),
-        ):
-            if name and sha is not None:
-                yield from self._check_file(row, name, sha, length)
-
     def _check_file(
-        self, row: FileRow, name: str, sha: bytes, length: int
+        self, row: FileRow, path: str, sha: bytes, length: int
     ) -> Iterator[VerificationProblem]:
         """Compare one file with its recorded checksum."""
-        path = os.path.join(self._root, self._records.get_directory_path(row.directory), name)
         try:
             with os.fdopen(os.open(path, _READ), "rb") as file:
-                digest, size = compute_plain_digest(file, name, length)
+                digest, size = compute_plain_digest(file, path, length)
         except FileNotFoundError:
-            yield from self._report_missing(row, (name,))
+            if self._is_current(row):
+                yield self._make_problem("missing", row, path)
             return
         except DamagedFile as error:
             self._checked_files += 1
@@ -241,23 +223,13 @@ class _TreeVerification:
             )
             yield self._make_problem("changed", row, path, detail)
 
-    def _report_missing(
-        self, row: FileRow, names: tuple[str, ...]
-    ) -> Iterator[VerificationProblem]:
-        """Report missing files, unless their row changed meanwhile."""
-        # It may have been moved or purged meanwhile: report it only if the row is unchanged.
+    def _is_current(self, row: FileRow) -> bool:
+        """Return whether a row is unchanged: its files were not moved or purged meanwhile."""
         current_row = self._records.load_rows([(row.cluster, row.key)]).get((row.cluster, row.key))
-        if current_row is None or (current_row.state, current_row.directory) != (
+        return current_row is not None and (current_row.state, current_row.directory) == (
             row.state,
             row.directory,
-        ):
-            return
-        for name in names:
-            if name:
-                path = os.path.join(
-                    self._root, self._records.get_directory_path(row.directory), name
-                )
-                yield self._make_problem("missing", row, path)
+        )
 
     @staticmethod
     def _make_problem(
@@ -266,3 +238,14 @@ class _TreeVerification:
         return VerificationProblem(
             kind=kind, path=path, script_key=row.key, cluster=row.cluster, detail=detail
         )
+
+
+def _subtract_names(names: Iterable[str], known: Iterator[bytes]) -> Iterator[str]:
+    """Yield the names that are not among the known ones; both are sorted by their bytes."""
+    known_name = next(known, None)
+    for name in names:
+        encoded = os.fsencode(name)
+        while known_name is not None and known_name < encoded:
+            known_name = next(known, None)
+        if encoded != known_name:
+            yield name
