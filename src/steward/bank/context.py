@@ -27,7 +27,6 @@ from steward.core.config import Settings
 from steward.core.databases import GATE, LEDGER
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
-from steward.core.sqlite import create_for_owner
 from steward.slurm.times import TimeError, load_zone, parse_time
 
 if TYPE_CHECKING:
@@ -269,6 +268,8 @@ class BankContext:
             if not self.settings.bank.enabled:
                 raise BankUsage("the bank is disabled: set 'enabled = true' in [bank]")
             if not self.settings.bank.database:
+                from steward.core.sqlite import create_for_owner
+
                 create_for_owner(LEDGER.locate(self.settings.state_dir))
             self._ledger = open_ledger(self.settings, self.now)
         return self._ledger

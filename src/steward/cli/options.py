@@ -13,7 +13,6 @@ daemon.
 import inspect
 import os
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -242,7 +241,7 @@ def read_input_file(path: str, max_bytes: int = _MAX_FILE_BYTES) -> InputFile:
 
 def make_key() -> str:
     """Return a random idempotency key."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 P = ParamSpec("P")

@@ -14,8 +14,6 @@ import contextlib
 import itertools
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -309,6 +307,9 @@ def _print_paged(texts: Iterator[str]) -> None:
 
 def _page_texts(texts: Iterable[str]) -> None:
     """Show texts in $PAGER, by default less; print them if there is none."""
+    import shutil
+    import subprocess
+
     command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     program = shutil.which(command[0])
     if program is None or command[0] == "cat":

@@ -99,7 +99,7 @@ class Number(click.ParamType[Any]):
                 self.fail(f"{quoted} is too large: give a smaller number", param, ctx)
             noun = "a whole number" if self.kind is int else "a number"
             self.fail(f"{quoted} is not {noun}", param, ctx)
-        if isinstance(number, float) and not math.isfinite(number):
+        if self.kind is float and not math.isfinite(number):
             self.fail(f"{quoted} is not a number", param, ctx)
         if self.min is not None and number < self.min:
             self.fail(f"{quoted} is too small: give {_format_bound(self.min)} or more", param, ctx)

@@ -33,7 +33,9 @@ SILENCE_S: Final = 330.0
 """Longest silence within an answer, in seconds: slightly more than an action may take."""
 
 
-def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterator[Any]:
+def ask_socket(
+    path: str, action: Action, request: Any, key: str = "", *, silence_s: float = SILENCE_S
+) -> Iterator[Any]:
     """Send a request to the daemon that listens on a socket; yield items and answer.
 
     Args:
@@ -41,6 +43,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
         action: The action.
         request: A value of its request type.
         key: Idempotency key; "" for none.
+        silence_s: Longest silence within the answer, in seconds.
 
     Raises:
         DaemonAway: No daemon answers.
@@ -51,7 +54,7 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
     backoff = Backoff(0.05, 1.0)
     while True:
         try:
-            yield from _send_request(path, action, request, key)
+            yield from _send_request(path, action, request, key, silence_s)
         except DaemonBusy:
             # The daemon neither ran nor answered any part of it.
             wait_s = backoff.next_s() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
@@ -62,8 +65,11 @@ def ask_socket(path: str, action: Action, request: Any, key: str = "") -> Iterat
             return
 
 
-def _send_request(path: str, action: Action, request: Any, key: str) -> Iterator[Any]:
+def _send_request(
+    path: str, action: Action, request: Any, key: str, silence_s: float
+) -> Iterator[Any]:
     with _connect_socket(path) as connection:
+        connection.settimeout(silence_s)
         # The daemon does not read the request of a client that it rejects; its reply says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(encode_request_line(action.name, request, key=key))
@@ -141,7 +147,6 @@ def _connect_socket(path: str) -> socket.socket:
             "configuration or socket with --config or --socket",
             path,
         ) from error
-    connection.settimeout(SILENCE_S)
     return connection
 
 

@@ -17,12 +17,10 @@ Three groups of functions:
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Collection, Iterator
 from functools import lru_cache
@@ -69,8 +67,16 @@ _ASKING_S = 10.0
 
 
 @lru_cache(maxsize=1)
-def _load_libc() -> ctypes.CDLL:
+def _load_libc() -> Any:
+    import ctypes
+
     return ctypes.CDLL(None, use_errno=True)
+
+
+def _get_libc_errno() -> int:
+    import ctypes
+
+    return ctypes.get_errno()
 
 
 def find_network_type(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
@@ -154,7 +160,7 @@ def sync_filesystem(fd: int) -> None:
         OSError: The file system reported an error since ``fd`` was opened (Linux 5.8 or later).
     """
     if _load_libc().syncfs(fd) != 0:
-        number = ctypes.get_errno()
+        number = _get_libc_errno()
         raise OSError(number, os.strerror(number))
 
 
@@ -180,7 +186,7 @@ def rename_new(fd: int, old: str, new: str) -> None:
     arguments = (fd, os.fsencode(old), fd, os.fsencode(new), RENAME_NOREPLACE)
     if _load_libc().renameat2(*arguments) == 0:
         return
-    number = ctypes.get_errno()
+    number = _get_libc_errno()
     if number not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
         raise OSError(number, os.strerror(number), new)
     try:
@@ -411,7 +417,7 @@ def replace_file(
         OSError: It cannot be written.
     """
     with open_parent(path, trusted=trusted) as (directory, name):
-        temporary = f".{_cut_name(name)}.{secrets.token_hex(8)}"
+        temporary = f".{_cut_name(name)}.{os.urandom(8).hex()}"
         descriptor = os.open(temporary, _NEW, 0o600, dir_fd=directory)
         try:
             with os.fdopen(descriptor, "wb") as file:

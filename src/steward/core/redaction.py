@@ -13,7 +13,6 @@ import hmac
 import math
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
@@ -435,11 +434,11 @@ def make_redactor(settings: Settings) -> Redactor:
     except FileNotFoundError:
         pass
     os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
-    temporary = f"{path}.{secrets.token_hex(8)}"
+    temporary = f"{path}.{os.urandom(8).hex()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
-            file.write(secrets.token_bytes(32))
+            file.write(os.urandom(32))
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # another process was first, and its key is the one

@@ -12,12 +12,9 @@ import logging
 import os
 import pwd
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Final
 
-from steward.core.processes import kill_group
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,
@@ -100,6 +97,8 @@ class CommandRunner:
         """Return a fingerprint of the program file, which changes on upgrade; () if unknown."""
         if self._settings.slurm_prefix:
             return ()  # the program is in another root, perhaps on another host
+        import shutil
+
         program_path = shutil.which(
             self.build_command(program)[0], path=self.build_environment()["PATH"]
         )
@@ -176,15 +175,19 @@ class CommandRunner:
         command: Sequence[str],
         environment: Mapping[str, str],
         timeout_s: float,
-        stdout: int = subprocess.PIPE,
+        stdout: int | None = None,
         user: pwd.struct_passwd | None = None,
     ) -> tuple[int, bytes, str]:
         """Start a program and return exit code, stdout and stderr; kill its group on time-out."""
+        import subprocess
+
+        from steward.core.processes import kill_group
+
         try:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
+                stdout=subprocess.PIPE if stdout is None else stdout,
                 stderr=subprocess.PIPE,
                 env=environment,
                 cwd="/",

@@ -1,7 +1,6 @@
 """Settings of the web pages and the HTTP API: the section [web] of the configuration."""
 
 from typing import Final
-from urllib.parse import urlsplit
 
 from steward.core.section import Section, TlsReference
 
@@ -63,6 +62,8 @@ class WebSettings(Section, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """Return the path of ``url``, or ""."""
+        from urllib.parse import urlsplit
+
         return urlsplit(self.url).path.rstrip("/")
 
     @property

@@ -26,7 +26,6 @@ from steward.bank.context import (
     annotate_since,
 )
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.job_charges import map_job_names
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.records import Hold, parse_charge_key
 from steward.core.access import Caller
@@ -42,7 +41,6 @@ from steward.core.actions import (
 )
 from steward.core.layouts import Column, Layout, Link, read_user
 from steward.core.timestamps import from_micros
-from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
@@ -467,6 +465,8 @@ def show_statement(
         BankRefused: The caller may not see it.
         BankUsage: The account does not exist, or a time is invalid.
     """
+    from steward.bank.job_charges import map_job_names
+
     since = context.parse_moment(request.since, request.zone) or _get_month_start(
         context, request.zone
     )
@@ -578,6 +578,8 @@ def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> H
         UsageError: The cluster does not exist.
     """
     if request.cluster:
+        from steward.jobs.queries import check_clusters, list_clusters
+
         check_clusters([request.cluster], list_clusters(context.settings))
     account = request.account.lower()
     with context.ledger.reading() as t:

@@ -306,12 +306,12 @@ def _check_zones(settings: Settings) -> Iterator[ConfigProblem]:
 
 def _check_patterns(redact: RedactSettings) -> Iterator[ConfigProblem]:
     """Check that redaction patterns are valid regular expressions."""
-    from steward.core.redaction import Redactor
-
     for field in ("names", "values"):
         patterns = getattr(redact, field)
         if not patterns:
             continue
+        from steward.core.redaction import Redactor
+
         if "" in patterns:
             yield ConfigProblem(
                 ("redact", field),
