@@ -20,7 +20,7 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.tree import TreeClaim
 from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
-from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, reject_empty
+from steward.cli.options import Archive, Config, Json, make_option, reject_empty
 from steward.cli.output import ProgressLine, format_count, print_json, to_local_time
 from steward.cli.parameters import Argument, Option
 from steward.client.places import (
@@ -37,6 +37,7 @@ from steward.core.printable import escape_line
 from steward.core.section import TlsSettings
 from steward.daemon.__main__ import exec_daemon
 from steward.extensions.kafka import ConsumeSettings, KafkaSettings
+from steward.jobs import filters
 from steward.slurm.settings import ClusterSettings
 
 _KEY: Final = re.compile(r"'(?:[^'\s.]+\.)*([a-z_]+)'")
@@ -369,8 +370,8 @@ def import_(
         str,
         Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
     ] = "",
-    since: Since = "",
-    until: Until = "",
+    since: Annotated[str, make_option(filters.Since)] = "",
+    until: Annotated[str, make_option(filters.Until, "Latest submit time, exclusive.")] = "",
     as_json: Json = False,
     config: Config = "",
     archive: Archive = "",
@@ -478,7 +479,7 @@ def consume(
     ],
     topic: Annotated[str, Option("--topic", metavar="T", help="Kafka topic.")] = "steward-jobs",
     group: Annotated[str, Option("--group", metavar="G", help="Kafka consumer group.")] = "steward",
-    clusters: Clusters = None,
+    clusters: Annotated[list[str] | None, make_option(filters.Clusters)] = None,
     layout: Annotated[
         str,
         Option(

@@ -58,13 +58,14 @@ from steward.cli.charts import (
     render_rich,
     wrap_text,
 )
-from steward.cli.options import Archive, Cluster, Config, JobId, Json, Socket
+from steward.cli.options import Archive, Config, Json, Socket, make_option
 from steward.cli.output import format_count, format_time, is_terminal, print_json, print_renderables
 from steward.cli.parameters import Option
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.records import UsageLine
 from steward.daemon.registry import get_action
+from steward.jobs import filters
 
 _US_PER_S: Final = 1_000_000
 """Microseconds in a second."""
@@ -431,7 +432,7 @@ def _choose_time_style(run: RunPart) -> str:
 
 
 def job(
-    job: JobId,
+    job: Annotated[str, make_option(filters.JobId)],
     array: Annotated[
         bool,
         Option("--array", help="Summarize the whole array, even if JOB is one of its tasks."),
@@ -444,7 +445,7 @@ def job(
             help="Show every task and node. Default: a selection with the failed ones.",
         ),
     ] = False,
-    cluster: Cluster = "",
+    cluster: Annotated[str, make_option(filters.Cluster, "Cluster of the job.")] = "",
     as_json: Json = False,
     config: Config = "",
     socket: Socket = "",

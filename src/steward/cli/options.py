@@ -29,7 +29,6 @@ from steward.core.actions import Input, InputFile, find_annotation
 from steward.core.config import LogLevel, Settings
 from steward.core.errors import UsageError
 from steward.daemon.registry import get_action
-from steward.jobs import filters
 
 DAEMON_SOCKET: Final = Settings().socket
 """Default path of the daemon's socket."""
@@ -152,13 +151,6 @@ def make_option(field_type: Any, description: str = "") -> Any:
     make = partial(Option, *given.words) if given.words else Argument
     text = description or meta.description or ""
     return make(metavar=given.metavar, help=text, callback=reject_empty)
-
-
-Clusters = Annotated[list[str] | None, make_option(filters.Clusters)]
-Cluster = Annotated[str, make_option(filters.Cluster, "Cluster of the job.")]
-Since = Annotated[str, make_option(filters.Since)]
-Until = Annotated[str, make_option(filters.Until, "Latest submit time, exclusive.")]
-JobId = Annotated[str, make_option(filters.JobId)]
 
 
 def make_style(
