@@ -3,6 +3,7 @@
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def measure_peak(work: Callable[[], object]) -> int:
 
 
 def check_growth(sites: dict[int, Site], work: Callable[[Site], object]) -> None:
-    few, many = (measure_peak(lambda site=sites[count]: work(site)) for count in (FEW, MANY))
+    few, many = (measure_peak(partial(work, sites[count])) for count in (FEW, MANY))
     assert many < few + GROWTH, (few, many)
 
 

@@ -36,7 +36,13 @@ FORBIDDEN: Final = {
     ("--help",): {"msgspec", "logging", "steward.core.config", "steward.cli.options"},
     ("job", "7"): {"importlib.metadata", "secrets", "steward.bank.context"},
     ("archive", "list"): {"importlib.metadata", "secrets", "steward.bank.context"},
-    ("bank", "balance"): {"importlib.metadata", "secrets", "pysqlite3", "steward.bank.job_charges", "steward.jobs"},
+    ("bank", "balance"): {
+        "importlib.metadata",
+        "secrets",
+        "pysqlite3",
+        "steward.bank.job_charges",
+        "steward.jobs",
+    },
 }
 """Further modules that a command does not need, by its words."""
 
