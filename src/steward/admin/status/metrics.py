@@ -365,7 +365,7 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
     label = ("account",)
     families.add_gauge(
         "steward_account_balance_su",
-        "Available SU of an account.",
+        "Balance of an account: SU of its active allocations.",
         label,
         [((account.account,), account.balance / _MICRO) for account in money],
     )
