@@ -22,7 +22,7 @@ _PATIENCE_MS: Final = 30_000
 _SERIOUS: Final = ("serious", "critical")
 _NOT_DONE: Final = (400, 403, 404)
 COLOURS: Final = ("light", "dark")
-"""What a window may prefer."""
+"""Colour schemes that a browser may request."""
 
 
 class Trouble(msgspec.Struct, frozen=True):

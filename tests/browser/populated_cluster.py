@@ -10,12 +10,12 @@ from web_cluster import CLUSTER, JobSite
 TOKEN = "hush-hush-hush"
 """A secret in a job's environment."""
 DEPOSIT: Final = {"kind": "deposit", "amount": "9", "reason": "x"}
-"""A form of an account's page for who gives money."""
+"""Deposit form of an account's page, for users who may deposit."""
 OPERATORS_FORMS: Final = (
     ("/cluster/box/change", {"verb": "drain", "nodes": "node1", "reason": "x", "sure": "yes"}),
     ("/rules/switch", {"rule": "x", "to": "off"}),
 )
-"""Forms for operators alone: where each goes, and its fields."""
+"""Forms for operators: address and fields of each."""
 
 
 class Stage:

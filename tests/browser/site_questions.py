@@ -74,4 +74,4 @@ QUESTIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "audit log": ("actions",),
     },
 }
-"""By reader: each question, and the names of the pages that answer it."""
+"""Questions by kind of reader, each with the names of the pages that answer it."""

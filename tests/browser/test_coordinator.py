@@ -13,7 +13,7 @@ from web_cluster import CLUSTER, JobSite, job_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(1200)]
 COORDINATOR: Final = "ada"
-"""Of physics: sacctmgr was told so of the sandbox's first user. In the bank she owns nothing."""
+"""Coordinator of physics in Slurm, the sandbox's first user; in the bank she owns nothing."""
 MEMBER: Final = "grace"
 _PATIENCE_S: Final = 60
 

@@ -23,7 +23,7 @@ from packages.wheels import SITE, locked, locked_set
 ROOT: Final = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 FEWEST: Final = 54
-"""Questions, of sixty, whose page has to be among the first three results."""
+"""Number of questions, of sixty, whose page must be among the first three results."""
 FIRST: Final = 3
 _INLINE: Final = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _BUILD_S: Final = 300

@@ -117,7 +117,7 @@ def job(minutes: int = 9, cpus: int = 1, **more: Any) -> JobRequest:
 
 
 OPEN_GATE = GateSettings(plugin_users=())
-"""A gate that all users may ask."""
+"""Settings of a gate that all users may ask."""
 
 
 def settings_of(directory: Path, **bank: Any) -> Settings:

@@ -22,7 +22,7 @@ from steward.slurm.settings import ClusterSettings
 
 AGENT = [os.environ.get("STEWARD_AGENT_PYTHON", sys.executable), "-I", str(agent.__file__)]
 NODE = "localhost"
-"""Where Slurm is not asked a node is looked for under its own name."""
+"""Name of a node: without Slurm, its address is looked up under this name."""
 
 
 def lines(numbers: range, node: str = NODE) -> bytes:

@@ -40,7 +40,7 @@ RATES: Final = (
     Rate(number=8, weights={"cpu": 1_000_000, "mem": 250_000}, combine="max"),
     Rate(number=9, weights={"cpu": 1_000_000, "mem": 250_000}, whole_nodes=True),
 )
-"""A rate for each TRES by itself, so that no other can hide that it is estimated too low."""
+"""One rate for each TRES alone, so that no other TRES hides a low estimate."""
 
 
 def spec(version: str, selects: str, *, accounting: bool) -> SandboxSpec:

@@ -35,9 +35,9 @@ CLUSTER: Final = "sandbox"
 ACCOUNTS: Final = ("physics", "chemistry")
 SHELL: Final = "#!/bin/sh\n"
 CPU: Final = 7 * MICRO
-"""What a CPU costs for an hour in these tests, micro-SU: no multiple of 3600."""
+"""Price of a CPU hour in these tests, in micro-SU: no multiple of 3600."""
 TIMEOUT_MS: Final = 1000
-"""As long as there is: where one answer is late, everybody is let in unasked for a while."""
+"""The longest time-out: after one late answer the plugin admits all jobs for a while."""
 RATE: Final = Rate(
     weights={"cpu": CPU},
     ends_permille={"NODE_FAIL": 0, "PREEMPTED": 500},

@@ -24,7 +24,7 @@ _PERMILLE: Final = {"NODE_FAIL": 0, "PREEMPTED": 500}
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 _ENDED: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
 _REQUEUED: Final = "PENDING"
-"""What jobcomp calls a job that it tells of as it is requeued."""
+"""State that jobcomp reports for a job at its requeue."""
 _UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REVOKED")
 
 

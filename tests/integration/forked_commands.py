@@ -29,7 +29,7 @@ from typing import IO, Any, Final, NoReturn
 from steward.sandbox import Sandbox, SandboxError, namespaces
 
 _LONGEST: Final = 1 << 18
-"""Bytes of a request: the words and the environment."""
+"""Maximum length of a request: its words and environment, in bytes."""
 
 
 @functools.lru_cache(maxsize=1)

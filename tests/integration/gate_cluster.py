@@ -20,7 +20,7 @@ from steward.sandbox.slurm_install import DEBIAN_SUITES, ensure_root
 QUIET_S = 2.0
 TIMEOUT_MS = 100
 LUA_SOCKETS = "/usr/lib/*/lua/5.*/socket"
-"""Where Debian has LuaSocket, for each version of Lua."""
+"""Directory of Debian's LuaSocket, for each version of Lua."""
 
 
 def headers(version: str) -> str:

@@ -42,11 +42,11 @@ _ENVIRONMENT: Final = ("API_TOKEN=hunter2hunter2", "NOTE=two\nlines")
 STANDING: Final = ClusterRoles(
     private_data=frozenset({"jobs"}), coordinators={"chemistry": frozenset({"bela"})}
 )
-"""What Slurm would say of who may see what."""
+"""Roles and PrivateData that Slurm would report."""
 _OLD: Final = datetime(2023, 11, 20, tzinfo=UTC)
-"""The time of the site's files, before all facts."""
+"""Time of the site's files, before all events."""
 _BANK_BEGAN: Final = "12:00:00"
-"""What ended before is a backfill's to charge."""
+"""Time at which the bank begins; only a backfill charges earlier ends."""
 
 
 def at(text: str) -> datetime:

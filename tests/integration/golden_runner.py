@@ -24,7 +24,7 @@ from steward.cli.app import app
 _LIMIT_S: Final = 60
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _BY_FUNCTIONS: Final = ("pygments.formatters", "pygments.lexers", "rich.console", "rich.syntax")
-"""What functions import of others' packages."""
+"""Modules that functions of Steward import from other packages."""
 
 
 def command_line() -> list[tuple[tuple[str, ...], Any]]:

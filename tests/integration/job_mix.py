@@ -13,10 +13,10 @@ from job_submission import PATIENCE
 from steward.sandbox import SandboxError
 
 States = dict[str, str]
-"""What squeue shows: states by job or task."""
+"""States that squeue shows, by job or task."""
 
 Life = Generator[None, States, None]
-"""A job's life: is sent what squeue shows, and does to its job what is due."""
+"""Life of a job: receives squeue's states, and changes its job when a change is due."""
 
 PARTITIONS: Final = (
     "PartitionName=low Nodes=node5,node6 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
@@ -29,8 +29,7 @@ PARTITIONS: Final = (
 """Further lines of slurm.conf that the mix needs."""
 
 ROOM: Final[dict[str, Any]] = {"nodes": 6, "cpus": 16}
-"""What else the cluster is to have: jobs wait for each other as little as they may, and those
-that are preempted have nodes that others hardly come to."""
+"""Nodes and CPUs of the cluster: jobs seldom wait, and preempted jobs have nodes almost alone."""
 
 _EPOCH: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 _WAITS_S: Final = 60.0
@@ -366,10 +365,10 @@ def node_failed(mix: Mix) -> Life:
 
 
 COMMON: Final = (plain, plain, plain, plain, failing, array, array, het, never, whittled, cancelled)
-"""Those that cost a machine little."""
+"""Jobs that cost the host little."""
 
 RARE: Final = (
     *(requeued, run_again, resized, suspended, updated, let_through, limited, preempted),
     node_failed,
 )
-"""Those in which much happens."""
+"""Jobs with many changes."""

@@ -42,7 +42,7 @@ def state_of(cluster: Sandbox, job: int) -> str:
 
 
 PATIENCE: Final = 3
-"""Limits are for machines that are not busy; a slower one gets so many times as long."""
+"""Factor of time limits for a slow host."""
 
 
 def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:

@@ -17,11 +17,11 @@ from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 SUBMIT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 MTIME_NS = 1_772_366_400_123_456_789
-"""Of every script: a moment after SUBMIT."""
+"""Modification time of every script, a moment after SUBMIT."""
 SECOND = 1_000_000
 VERSION = MTIME_NS // 1000 + SECOND
 UID = 4_000_001
-"""Nobody's."""
+"""Uid of no user."""
 
 
 class Topic:

@@ -45,7 +45,7 @@ class Ruling(Watching):
         self.mails = home / "mails"
         self.mails.mkdir()
         self.hang = home / "hang"
-        """While this is there, a mail that was sent does not come to its end."""
+        """While this file exists, the mailer does not end."""
         mailer = home / "mailer"
         # A file for each mail: two at once must not be taken for one.
         mailer.write_text(
@@ -111,7 +111,7 @@ class Storm:
         self._nodes = nodes
         self._before: dict[str, dict[str, NodeFacts]] = {}
         self.told: Counter[bool] = Counter()
-        """How many events there were, by whether they tell of a failure."""
+        """Number of events, by whether they report a failure."""
 
     def rage(self, looks: int) -> Iterator[int]:
         """Append the events of this many snapshots; yield the number of events so far."""

@@ -7,9 +7,9 @@ from typing import Final
 from steward.sandbox import Sandbox
 
 ENABLED: Final = "ScronParameters=enable"
-"""A line of slurm.conf, without which there are none."""
+"""Line of slurm.conf that enables scrontab jobs."""
 NAME: Final = "cron"
-"""What such jobs are called."""
+"""Name of scrontab jobs."""
 
 _SOURCE: Final = Path(__file__).parents[1] / "native" / "scrontab.c"
 

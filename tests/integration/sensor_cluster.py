@@ -11,13 +11,12 @@ from sensor_daemon import Watching
 from steward.sandbox import Sandbox, SandboxSpec
 
 SETTINGS = ("TreeWidth=50", "MaxNodeCount=8", "ReturnToService=1")
-"""Nodes can be made and deleted.
+"""Settings with which nodes can be created and deleted.
 
-One that was set down by hand stays so: with ``ReturnToService=2`` an answer to slurmctld
-that is on its way brings back even a node whose slurmd was killed before.
-"""
+A node that was set down stays down: with ``ReturnToService=2`` a late answer to slurmctld would
+bring back even a node whose slurmd was killed before."""
 SOON_DOWN = "SlurmdTimeout=8"
-"""A node that does not answer is soon known to be down; on a busy host even one that is well."""
+"""Setting with which slurmctld soon marks silent nodes as down, on a busy host healthy ones."""
 
 MakeWatching = Callable[..., Watching]
 

@@ -41,7 +41,7 @@ ran batch
 srun sh -c 'echo "$SLURM_JOB_NAME $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} 0" >>{ran}'
 sleep 0.{tenths}
 """
-"""A run can be cut short before its step begins: each step writes down that it is there."""
+"""Script whose steps record that they began: a run can be cut short before."""
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def _ahead_s(start: str) -> float:
 
 
 STEPS = {"batch", "0"}
-"""What a job has that nothing cut short."""
+"""Steps of a job that nothing cut short."""
 LOST_S = 30
-"""Jobs last a second; slurmctld believes a node that it lost one after twenty."""
+"""Time after which a job counts as lost, in seconds: jobs last one, slurmctld needs twenty."""
 
 
 class Operator:

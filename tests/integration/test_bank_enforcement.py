@@ -36,7 +36,7 @@ JOBS: Sequence[Sequence[str]] = (
     ("--time=1-00:00:00",),
     ("--time=50:00:00", f"--account={RICH}"),
 )
-"""What is submitted, each time the same."""
+"""Options of the submitted jobs, the same each time."""
 
 
 @pytest.fixture

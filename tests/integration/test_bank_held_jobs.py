@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 MEANS = 40 * MICRO
-"""Enough for five hours of a CPU, and not for six."""
+"""Balance that pays for five hours of a CPU, but not for six."""
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,9 @@ PHYSICS = ACCOUNTS[0]
 PLENTY = 1_000_000 * MICRO
 KILLS = 12
 FORGOTTEN_S = 60
-"""Longest time from a job's start, past a slurmctld that is killed, to the next look at it."""
+"""Longest time from a job's start to the next poll, including a kill of slurmctld, in seconds."""
 COMPARED_S = 200
-"""Until what ended of late is compared with Slurm's records: two minutes, and some."""
+"""Time until recent ends are compared with Slurm's, in seconds: two minutes and a margin."""
 JOBS = int(os.environ.get("STEWARD_BANK_JOBS", "300"))
 
 

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 MEANS = 40 * MICRO
-"""Enough for five hours of a CPU, and not for six."""
+"""Balance that pays for five hours of a CPU, but not for six."""
 COORDINATOR, OWNER, OPERATOR, STRANGER = "ada", "bela", "oper", "mallory"
 DEAR, CHEAP = "--time=40:00:00", "--time=3:00:00"
 PARTITIONS = (

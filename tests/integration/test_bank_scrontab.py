@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 MINUTES = 6
-"""What a job of five minutes is held for, with Slurm's grace."""
+"""Minutes of the SU hold of a job of five minutes, with Slurm's grace."""
 
 
 def test_a_run_that_cannot_be_paid_any_more_is_cancelled(slurm_version: str) -> None:

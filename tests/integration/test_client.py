@@ -23,7 +23,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
 API: list[str] = [block for block in code("api.md", "sh") if "| munge)" not in block]
-"""What programs send; test_web_munge has the one that has no token."""
+"""Blocks that programs send; test_web_munge has the one without a token."""
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 SETTINGS = BankSettings(over_limit="charge")
 _BATCH = 120
-"""As many as fill the cluster's nodes in part, so that later ones get what is left."""
+"""Number of jobs that fill the cluster's nodes in part, so that later jobs get the rest."""
 
 
 def chance_of(seed: int) -> random.Random:

@@ -48,7 +48,7 @@ WEIGHTS: Final = (
 COMBINATIONS: Final = tuple(
     ",".join(chosen) for size in range(len(WEIGHTS) + 1) for chosen in combinations(WEIGHTS, size)
 )
-"""Every set of weights; each is a partition's."""
+"""All sets of weights; each is a partition's."""
 REQUESTS: Final = (
     "-N1 -n4 --mem=8G --gres=gpu:a100:2 -L abq:2 -t 5",
     "-N1 -n3 --mem=5000 -L abq:3 -t 5",
@@ -59,7 +59,7 @@ SPREAD: Final = (
     "-N4 --ntasks-per-node=1 --gpus-per-node=a100:1 --mem=8G -t 5",
     "-N2 --exclusive --mem=0 -t 5",
 )
-"""Requests of several nodes that Slurm allocates: all of them have room at once."""
+"""Requests of several nodes that Slurm allocates: all fit at the same time."""
 BUFFERS: Final = """
 local function succeed() return slurm.SUCCESS, "" end
 for _, name in ipairs({"job_process", "job_teardown", "setup", "data_in", "test_data_in",
@@ -70,7 +70,7 @@ function slurm_bb_pools()
 	return slurm.SUCCESS, '{"pools":[{"id":"fast","quantity":1000,"granularity":1073741824}]}'
 end
 """
-"""A burst_buffer.lua with a pool of 1000 GiB."""
+"""Script burst_buffer.lua with a pool of 1000 GiB."""
 EXCLUSIVE: Final = (
     (
         "-N1 --exclusive",
@@ -107,7 +107,7 @@ EXCLUSIVE: Final = (
         "-n4 -c2 --exclusive --mincpus=3 --mem=1G",
     ),
 )
-"""Requests for nodes that no other job shares, and others beside them: as many as have room."""
+"""Requests of exclusive nodes, and others beside them, as many as fit."""
 DEFAULTS: Final = (
     "",
     "DefMemPerCPU=500",
@@ -119,7 +119,7 @@ DEFAULTS: Final = (
     "DefMemPerCPU=500 MaxMemPerNode=40000",
     "DefMemPerGPU=2000",
 )
-"""Options of the partitions that exclusive jobs are billed in."""
+"""Options of the partitions in which exclusive jobs are billed."""
 RATE: Final = Rate(number=1, weights={"billing": 1_000_000})
 BANK: Final = BankSettings()
 

@@ -34,13 +34,13 @@ pytestmark = [
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
 WRITES: Final = os.environ.get("STEWARD_GOLDEN") == "write"
 BEFORE: Final = "setup"
-"""The group that is run before there are facts."""
+"""Group that runs before there are events."""
 AS_USER: Final = "user"
-"""The group that ada runs, through the daemon."""
+"""Group that ada runs, through the daemon."""
 ON_TERMINAL: Final = "terminal"
-"""The group whose output goes to a terminal."""
+"""Group whose output goes to a terminal."""
 HELP: Final = "help"
-"""The group of every command's --help."""
+"""Group of every command's --help."""
 OF_THE_MACHINE: Final = {
     "accounting plugins": "processes of plugins, and since when they run",
     "archive consume": "a Kafka broker",
@@ -66,10 +66,10 @@ OF_THE_MACHINE: Final = {
     "status": "processes, disks and sizes",
     "web": "runs until it is ended",
 }
-"""Commands of which help and failures alone are kept, and what else they take or print."""
+"""Commands of which only help and failures are stored, with their other inputs or outputs."""
 TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)?")
 NUMBER: Final = re.compile(r"(?<![\d.])1(?:\d{9}|\d{15})\b")
-"""A time in seconds, or in microseconds, since the epoch."""
+"""Time in seconds, or in microseconds, since the epoch."""
 VARIABLE: Final = [
     (re.compile(r"\b\d{4}d(?: \d\dh)?\b"), "<--age-->"),
     (re.compile(r"\b\d{6,}%"), "<--age->%"),
@@ -79,11 +79,11 @@ VARIABLE: Final = [
     (re.compile(r"\bit took \d+\.\d s"), "it took <time>"),
     (re.compile(r'"differences":\[\],"since":"[^"]+"'), '"differences":[],"since":"<yesterday>"'),
 ]
-"""What grows with time, is drawn by chance, or depends on who was first."""
+"""Values that grow with time, are random, or depend on an order."""
 CONTROLS: Final = {
     number: chr(0x2400 + number) for number in range(32) if chr(number) not in "\t\n"
 }
-"""Control characters, by their pictures."""
+"""Control characters and their pictures."""
 
 
 def groups() -> dict[str, list[str]]:

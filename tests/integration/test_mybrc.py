@@ -39,7 +39,7 @@ JOBCOMP = (
     '{"name":"n0001.savio2"}],"num_cpus":12,"num_req_nodes":1,"num_alloc_nodes":2,'
     '"raw_time":0.5,"cpu_time":6.0}'
 )
-"""What jobcomp_bank of 2021 says at the end of a job, as serde_json writes it."""
+"""Request of jobcomp_bank (2021) at the end of a job, as serde_json writes it."""
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ RUNNERS = ROOT / "tests" / "stackstorm"
 MARK = "%%%%%~=~=~=************=~=~=~%%%%"
 PROGRAMS = "/etc/steward-pack-programs"
 STANLEY = "carl"
-"""Who StackStorm runs as: an administrator."""
+"""User that StackStorm runs as: an administrator."""
 
 
 class PackSite:

@@ -28,7 +28,7 @@ pytestmark = [
 WAIT_S = 120
 MIB = 1024**2
 TASK_USAGE_SOURCE = Path(__file__).parents[1] / "native" / "task_usage.c"
-"""Uses what it is told to; static, for the Slurm of another Debian has its own files alone."""
+"""Source of a program that uses given resources; static, to run on any version of Debian."""
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ EXCEPTED: Final[dict[str, tuple[Same, str]]] = {
     "StdErr": (lambda slurms, _o, _r: not slurms, "Slurm writes none where it is StdOut"),
     "Cluster": (lambda _s, ours, _r: ours == "box", "ours has its name in steward.toml"),
 }
-"""Fields that may differ, how they may, and why."""
+"""Fields that may differ, in which way, and why."""
 
 NOT_OURS: Final = frozenset(
     {
@@ -175,7 +175,7 @@ NOT_OURS: Final = frozenset(
         *("SLUID", "OriginalSLUID"),
     }
 )
-"""Fields that ours may leave empty: these are not reported by both."""
+"""Fields that Steward may leave empty, because only slurmdbd has them."""
 
 
 def rows_of(text: str) -> dict[Key, Row]:

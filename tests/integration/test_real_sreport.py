@@ -44,7 +44,7 @@ ROOT: Final = Caller(uid=0, user="root")
 _FORM: Final = "%Y-%m-%dT%H:%M:%S"
 CPUS: Final = 4
 MOST_MINUTES: Final = 5
-"""What this module takes on a machine that is busy."""
+"""Time limit of this module on a busy host, in minutes."""
 
 
 class Books:

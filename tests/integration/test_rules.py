@@ -18,7 +18,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
 FLAPPING = 97
-"""Nodes that are there in the configuration alone, beside the three real ones."""
+"""Number of nodes that exist only in the configuration, beside three real ones."""
 
 EXTRA = (
     # On a busy machine a slurmd may be silent for some seconds; that would be one failure more.
@@ -29,7 +29,7 @@ EXTRA = (
 )
 
 MAILS = 200
-"""How many the storm's rule may send, at a tenth of a second each."""
+"""Number of mails that the storm's rule may send, at a tenth of a second each."""
 
 DRAIN = """
 name: drain_failed
@@ -189,7 +189,7 @@ TAKING = {
         '{nodes: "{{ trigger.node }}", infos: {node_state: DRAIN, reason: looks bad}}',
     ),
 }
-"""Actions that take nodes away in less plain words than a drain."""
+"""Actions that take nodes out of service other than by a drain."""
 
 
 @pytest.mark.parametrize("how", TAKING)

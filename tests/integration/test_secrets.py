@@ -23,11 +23,11 @@ from steward.slurm.environment import split_entries
 from steward.slurm.settings import ClusterSettings
 
 MARK = b"hush7f3a"
-"""Is in every secret, in each of its lines, and nowhere else."""
+"""Mark in each line of every secret, and nowhere else."""
 
 SCRIPT = "#!/bin/sh\n# an ordinary script\nexit 0\n"
 DIGEST = re.compile(r"\[redacted by steward:[0-9a-f]{8}\]")
-"""Stands for a job's name that held a secret."""
+"""Replacement of a job's name that contained a secret."""
 
 SECRETS: dict[bytes, bytes] = {
     b"API_TOKEN": MARK,

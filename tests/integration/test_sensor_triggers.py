@@ -21,7 +21,7 @@ __all__ = ["cluster", "make"]
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
 DAEMONS = ("primary_", "backup_")
-"""Events of Slurm's daemons, and of no node."""
+"""Events of Slurm's daemons, not of nodes."""
 
 
 def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatching) -> None:

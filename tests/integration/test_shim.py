@@ -22,7 +22,7 @@ TASK_USAGE_SOURCE = Path(__file__).parents[1] / "native" / "task_usage.c"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WITHIN_US = 1000
 KILLED_FOR_MEMORY = 1
-"""srun's exit code."""
+"""Exit code of srun."""
 USER = "ada"
 
 pytestmark = [

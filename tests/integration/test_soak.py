@@ -34,24 +34,24 @@ from steward.core.config.reader import LoadedConfig, render_config
 
 SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))
 ROUGH: Final = 0.4
-"""The share of the time in which Steward itself is killed and restarted."""
+"""Share of the time in which Steward itself is killed and restarted."""
 WARM_UP: Final = 0.35
-"""The share of the rest in which caches fill, and which does not count."""
+"""Share of the remaining time in which caches fill, which does not count."""
 MEMORY_BYTES: Final = 4 << 20
 MEMORY_SHARE: Final = 0.06
-"""By so much, or this share of what it has, a process may seem to grow in the time that counts:
-SQLite's page caches and Python's arenas fill in steps."""
+"""Tolerated growth of a process, as a share of its memory: SQLite's page caches and Python's arenas
+fill in steps."""
 DESCRIPTORS: Final = 6.0
-"""Likewise descriptors: a database that is opened when it is first needed has three, and a
-command of Slurm's that runs has some. One that leaked at each event would be twenty."""
+"""Tolerated growth of descriptors: a database opened on first use has three, and a running command
+of Slurm's has some. A leak at each event would be twenty."""
 DIRECTORIES: Final = 140
-"""A sink of files keeps up to 128 open, and fills that up as users and days come."""
+"""Tolerated number of open directories: a files sink keeps up to 128 open."""
 LOOKS: Final = 10
-"""Fewer say nothing of how a process grows."""
+"""Minimum number of measurements that show a growth."""
 MOST_LEFT: Final = 12
-"""So many jobs may be left when the next ones come."""
+"""Number of jobs that may be left when the next ones are submitted."""
 KEPT_BYTES: Final = 20_000
-"""What each user may keep in the archive: retention has something to do all the time."""
+"""Quota of each user in the archive, in bytes: retention always has something to remove."""
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),

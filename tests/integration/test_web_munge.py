@@ -24,7 +24,7 @@ from steward.web.settings import WebSettings
 
 pytestmark = pytest.mark.wide
 PLACES = 4
-"""So many credentials are opened at once, of several hosts."""
+"""Number of credentials that are verified at the same time, for several hosts."""
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.wide
 
 
 LOGIN, OTHER = "127.0.0.2", "127.0.0.3"
-"""Two login nodes, which are everybody's who works there."""
+"""Two login nodes, which users share."""
 
 
 @pytest.fixture(scope="module")

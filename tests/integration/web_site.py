@@ -18,12 +18,12 @@ from steward.sandbox.cluster import SandboxProcess
 from steward.web.settings import WebSettings
 
 ONCE = httpx.Limits(max_keepalive_connections=0)
-"""A kept connection may be ended by the server in the moment in which it is used again."""
+"""Limits without kept connections, which the server may end at the moment of their next use."""
 WEB_USER = "webby"
 OPERATOR = "olga"
 ADMINISTRATOR = "carl"
 USERS = ("ada", "grace", OPERATOR, ADMINISTRATOR, WEB_USER)
-"""The users that the sandbox of a site must have."""
+"""Users that the sandbox of a site must have."""
 
 
 class WebSite:

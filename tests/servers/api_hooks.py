@@ -11,7 +11,7 @@ from typing import Any
 import schemathesis
 
 _NOBODYS = 10**6
-"""More tokens than there are."""
+"""Number above that of any token."""
 
 
 @schemathesis.hook

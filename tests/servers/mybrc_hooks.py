@@ -24,7 +24,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _numbers = itertools.count(1000)
 _users: dict[str, str] = {}
-"""Whose the jobs are that were told of."""
+"""Owners of the reported jobs."""
 
 
 @schemathesis.hook

@@ -24,17 +24,17 @@ class ReferenceBank:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.allocation: Decimal | None = Decimal(1000)
-        """What the account has altogether; None for no bound."""
+        """Allocation of the account; None for no limit."""
         self.users: dict[str, tuple[Decimal, Decimal]] = {}
-        """By uid what some users have used, and may use."""
+        """Usage and limit of some users, by uid."""
         self.strangers: set[str] = set()
-        """Uids of those who are no members."""
+        """Uids of users who are not members."""
         self.words: Any = None
-        """What is said in place of the server's own words."""
+        """Message to send in place of the server's own."""
         self.questions: list[str] = []
-        """The accounts that were asked for."""
+        """Accounts of the questions."""
         self.asked: Callable[[], None] = lambda: None
-        """Called before a question is answered."""
+        """Function that is called before a question is answered."""
 
     def create(self, body: dict[str, Any]) -> int:
         """Serve POST jobs/."""

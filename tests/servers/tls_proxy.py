@@ -46,7 +46,7 @@ class TlsProxy:
         if api_key:
             self.wanted.add(f"ApiKey {api_key}")
         self.answered: list[int] = []
-        """The status of every answer, in order."""
+        """Status of every answer, in order."""
         self.target = server
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*authority.certificate(f"IP:{HOST}"))

@@ -153,7 +153,7 @@ physics={MaxJobsPA=N(1) MaxTRESPA=cpu=N(1),billing=6(1)} User Limits= 70002={Max
 MaxTRESPU=cpu=2(1)} 70001={MaxJobsPU=5(1) MaxTRESPU=cpu=1(1),mem=N(0)}
 
 """
-"""As slurmctld 22.05 wrote it, shortened, with others' limits put in."""
+"""Output of slurmctld 22.05, shortened, with other limits."""
 
 
 def test_limits_are_those_of_the_job_and_nobody_elses() -> None:

@@ -47,7 +47,7 @@ STACKSTORMS = {
     },
     "additionalProperties": False,
 }
-"""What StackStorm's own schema of a rule says."""
+"""StackStorm's own schema of a rule."""
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

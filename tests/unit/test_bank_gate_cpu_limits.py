@@ -23,7 +23,7 @@ from steward.slurm.cluster_model import ClusterModel
 
 _SEED = random.randrange(1 << 30)
 _MOST_MS = 15.0
-"""Of CPU: three times the budget, since a busy host's caches are others'."""
+"""Maximum CPU time, in ms: three times the budget, because busy hosts have cold caches."""
 _PARTITIONS = tuple(f"p{number:02}" for number in range(64))
 
 

@@ -12,7 +12,7 @@ from steward.core.access import ClusterRoles
 OWNER, COORDINATOR, OPERATOR, STRANGER, SLURM = 1000, 1001, 1002, 1003, 64030
 NAMES = {OWNER: "alice", COORDINATOR: "bob", OPERATOR: "op", STRANGER: "mallory", SLURM: "slurm"}
 RUN = 2
-"""How often the job was requeued before the run that changes are granted for."""
+"""Restart count of the run for which changes are granted."""
 RELEASE = JobRequest(uid=-1, job_id=5, released=True)
 DENIED = "Steward: permission denied: the job belongs to another user"
 

@@ -12,7 +12,7 @@ from steward.bank.gate.server import WalCheckpointer
 from steward.bank.gate.store import GateStore
 
 NOBODY_ASKED = 1000.0
-"""Seconds since a plugin asked."""
+"""Seconds since the last question of a plugin."""
 
 
 @pytest.fixture

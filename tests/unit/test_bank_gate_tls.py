@@ -44,11 +44,11 @@ from steward.core.tls import make_client_context, make_server_context
 
 OTHER_CLUSTER: Final = "d"
 CALLS: Final = 4
-"""Calls to the gate that its server makes at once."""
+"""Number of simultaneous calls of the server to the gate."""
 SENT_US: Final = 1_000_000_000
-"""Time at which lists of these tests are sent, by the asking host's clock, in µs."""
+"""Time at which these tests send lists, by the asking host's clock, in µs."""
 LISTS_OF_HOST: Final = 8
-"""Lists of one host that the server reads at once."""
+"""Number of lists of one host that the server reads at the same time."""
 
 
 @pytest.fixture(scope="module")
@@ -500,7 +500,7 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
     delays_s: ClassVar[list[float]] = []
     statuses: ClassVar[list[int]] = []
     waits_us: ClassVar[list[list[int]]] = []
-    """Of each list the time that remained for each request, in µs."""
+    """Remaining time of each request of each list, in µs."""
     unused: ClassVar[list[dict[str, Any]]] = []
 
     def setup(self) -> None:

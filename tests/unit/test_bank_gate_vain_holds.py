@@ -10,7 +10,7 @@ from steward.bank.records import JobRequest
 
 ALICE, BOB = 1000, 1001
 LOOK_US = 7_000_000
-"""From one look at the queue to the next."""
+"""Time between two polls of the queue, in µs."""
 
 
 class Queue:

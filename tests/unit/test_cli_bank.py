@@ -40,7 +40,7 @@ TYPED_RATES = st.from_regex(
     r"\A(cpu|mem|gres/gpu|mon|sat-sun|fri,mon)(/[0-9]{1,2}(:[0-9]{2})?-[0-9]{1,2})?=-?[0-9]{1,4}"
     r"(\.[0-9]{1,4})?\Z"
 )
-"""Text that looks like a weight or a factor; most of it is none."""
+"""Texts that look like weights or factors; most are invalid."""
 
 
 @pytest.fixture

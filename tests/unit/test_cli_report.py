@@ -21,7 +21,7 @@ from steward.daemon.registry import get_action
 TIME = ["-S", "2024-01-08T12:00:00", "-E", "2024-01-08T16:00:00"]
 HOUR = 3600
 THEN = (datetime(2024, 1, 8, 12, tzinfo=UTC) - NOON).total_seconds()
-"""What is asked of the command line is in the past by everybody's clock."""
+"""Offset of the command line's times, which are in the past of every clock."""
 
 
 def at(seconds: float) -> datetime:

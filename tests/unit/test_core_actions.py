@@ -37,7 +37,7 @@ BY_BODY = {one.action: one for one in ACTION_ENDPOINTS}
 HUGE = st.integers(MAX_INTEGER + 1, 10**400) | st.integers(-(10**400), MIN_INTEGER - 1)
 Make = Callable[[int], Any]
 REGISTRY = Registry(tuple(ACTIONS.values()))
-"""Without rooms: what reaches one fails otherwise than what is refused before."""
+"""Registry without contexts: an action that needs one fails with another error."""
 
 
 def holding(kind: Any) -> Iterator[Make]:
@@ -179,7 +179,7 @@ OTHER_FIELDS: dict[str, Any] = {
     "terms": ["x"],
     "note": "x",
 }
-"""Values of other fields with which an action comes as far as its numbers."""
+"""Values of other fields with which an action checks its numbers."""
 NEEDS_OBJECT = {"bank.allocation_change", "journal.retry"}
 """Actions whose number names an object that the test does not have."""
 

@@ -20,7 +20,7 @@ from steward.core.storage import CURSOR, OUTBOX
 from steward.daemon.single_pass import DirectLink
 
 TICK_S = 60.0
-"""Longer than any back-off."""
+"""Time longer than any back-off, in seconds."""
 
 
 class Tally:

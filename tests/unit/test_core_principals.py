@@ -51,7 +51,7 @@ from steward.slurm.job_changes import JobChanges
 ROOT = Path(steward.__file__).parent
 
 GIVING = {"Caller", "ServicePrincipal", "act_as", "raise_rights"}
-"""What makes a caller, a principal, or a caller with the rights of one."""
+"""Names that make a caller, a principal, or a caller with a principal's rights."""
 
 CALLERS = {
     "admin/credentials/sessions.py CredentialsContext.find_caller": 2,
@@ -59,7 +59,7 @@ CALLERS = {
     "core/access.py get_process_user": 1,
     "daemon/request_service.py RequestService._identify_caller": 1,
 }
-"""Every place that makes a Caller: the ways in, the process itself, and service principals."""
+"""Places that make a Caller: the ways in, the process itself, and service principals."""
 
 PROCESS_USERS = {
     "cli/sacct.py _query_jobs",
@@ -68,19 +68,19 @@ PROCESS_USERS = {
     "client/places.py run_locally",
     "core/access.py act_as",
 }
-"""Every place that acts as the user of this process: commands without a daemon."""
+"""Places that act as the user of this process: commands without a daemon."""
 
 WITHOUT_CALLER = {"automation/rules/execution.py RunnerPerformer.__init__": "RULES"}
-"""Every place that acts as a service principal, because nobody asks."""
+"""Places that act as a service principal, because there is no caller."""
 
 RAISED = {
     "admin/status/metrics.py show_metrics": "STATUS",
     "admin/status/summary.py show_status": "STATUS",
 }
-"""Every place that gives a caller the rights of a service principal."""
+"""Places that give a caller the rights of a service principal."""
 
 LOWERED = {"core/actions.py Registry.call": {"rank"}}
-"""Every place that changes a caller."""
+"""Places that change a caller."""
 
 CALLING = {
     "admin/doctor/context.py CheckContext.call_action": "self.caller",
@@ -94,7 +94,7 @@ CALLING = {
     "daemon/request_service.py RequestService._run": "asker",
     "daemon/request_service.py RequestService._run_once": "asker",
 }
-"""Every place that runs an action, and the caller that it passes."""
+"""Places that run an action, with the caller that they pass."""
 
 CHANGING = {
     "automation/runner.py OperationRun.cluster_changes": "ClusterChanges",
@@ -104,8 +104,8 @@ CHANGING = {
     "bank/enforcement.py UnpaidJobs.__init__": "JobChanges",
     "capture/sensor/triggers.py StewardTriggers.__init__": "Triggers",
 }
-"""Every place that opens a client which can change a cluster: operations, the bank's enforcement,
-the sensor, and a health check that reads."""
+"""Places that open a client which can change a cluster: operations, the bank's enforcement, the
+sensor, and a health check that reads."""
 
 
 RULE = DRAIN.partition("context:")[0]

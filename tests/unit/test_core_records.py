@@ -11,7 +11,7 @@ from steward.jobs.usage import build_run_line
 
 MOMENT = datetime(2026, 11, 21, tzinfo=UTC)
 COUNTS = {"nodes", "cpus", "requested_cpus", "requested_nodes", "suspended_s"}
-"""What is None in a record and 0 in a line while it is unknown."""
+"""Fields whose unknown value is None in a record and 0 in a line."""
 
 
 def test_fields_of_one_name_have_one_type() -> None:

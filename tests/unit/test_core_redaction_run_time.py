@@ -11,7 +11,7 @@ from steward.extensions.torque.files import read_variables
 
 SMALL, LARGE = 1 << 13, 1 << 16
 MOST_TIMES = 3 * LARGE // SMALL
-"""Linear time is a third of it, and that of squares three times as much."""
+"""Maximum ratio of times: linear time is a third of it, quadratic time three times as much."""
 WAYS: dict[str, Callable[[str], object]] = {
     "slurm": lambda text: Redactor(RedactSettings()).redact_entries(text.encode()),
     "torque": lambda text: read_variables(text, Redactor(RedactSettings())),

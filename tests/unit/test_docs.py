@@ -23,13 +23,13 @@ SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 BEFORE = re.compile(r"^(sudo )?(\.venv/bin/(?=steward ))?")
-"""How a command is typed that is not in PATH, or that is root's."""
+"""Prefixes of commands that are not in PATH, or that root runs."""
 PLACEHOLDER = re.compile(r"…|(?<!\S)\[")
 OTHERS = {
     *("--conf-server", "--delimiter", "--federation", "--gpus", "--gres", "--local", "--mem"),
     *("--overcommit", "--task-epilog", "--yaml", "--origin"),
 }
-"""Options of Slurm's commands and of munged's that the pages speak of."""
+"""Options of Slurm's commands and of munged that the pages mention."""
 
 
 def texts() -> Iterator[tuple[str, str]]:

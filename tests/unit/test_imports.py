@@ -17,21 +17,21 @@ ORDER = (
     *("daemon", "admin", "extensions", "reports", "automation", "bank", "accounting"),
     *("archive", "telemetry", "capture", "jobs", "slurm", "core"),
 )
-"""The packages, from the one that nobody imports down to the one that everybody may import."""
+"""Packages in order: each imports only later ones."""
 
 ALONE = ("agent", "native")
-"""What runs on compute nodes or in Slurm: it imports nothing of Steward."""
+"""Packages that run on compute nodes or in Slurm: they import nothing of Steward."""
 
 ASSEMBLY = "steward.core.config"
-"""What puts together every package's settings, and so may import their modules ``settings``, as may
-``admin``, which looks after all of them. These modules import nothing but each other."""
+"""Package that assembles all settings: it may import the modules ``settings`` of all packages, as
+may ``admin``. Those modules import only each other."""
 
 HEAVY = {
     *("asyncio", "logging.config", "rich", "click", "json", "http", "ssl"),
     *("sqlalchemy", "alembic", "psycopg", "litestar", "uvicorn", "httpx"),
     *("httpcore", "confluent_kafka", "zstandard", "prometheus_client"),
 }
-"""What no process imports that does not need it, so never at the top: memory is counted."""
+"""Modules that are never imported at the top of a file, because they take memory."""
 
 LATE = {
     *(f"steward.extensions.mybrc.{name}" for name in ("application", "described")),
@@ -52,13 +52,13 @@ LATE = {
         if path.stem not in {"__init__", "records", "asides", "drawing"}
     ),
 }
-"""Modules that are heavy all over: only functions import them, and they each other."""
+"""Modules whose imports are all heavy: only functions import them, and they each other."""
 
 LONGEST = 800
-"""Lines of a file that is one concept; more are two."""
+"""Maximum number of lines in a file."""
 
 FOR_PEOPLE = {"cli", "demo"}
-"""The rooms that a daemon's processes never load."""
+"""Packages that no process of the daemon loads."""
 
 
 def files() -> list[Path]:
@@ -223,7 +223,7 @@ def test_every_file_says_why_it_exists_and_is_short() -> None:
 
 
 PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace", "_UNKNOWN_TOPIC"}
-"""Names of Python, and of a library, that have an underscore and are for everybody."""
+"""Public names of Python and of libraries that begin with an underscore."""
 TESTS = sorted(Path(__file__).parents[1].rglob("*.py"))
 
 

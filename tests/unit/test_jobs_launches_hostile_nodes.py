@@ -88,7 +88,7 @@ CLAIM = [
     exited(7, 3, task(user_us=3600 * 10**6, system_us=3600 * 10**6), step="9", node="n2"),
     ended(7, 3, 9, "9", "n2"),
 ]
-"""Node n2 tells of a job that waits: two hours of CPU time."""
+"""Report of node n2 about a pending job: two hours of CPU time."""
 
 
 class Log:

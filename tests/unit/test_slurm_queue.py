@@ -14,7 +14,7 @@ from steward.slurm.users import NameResolver
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 WORD = "abcdefghijkl"  # the secret word of the recorded outputs
 OFFERED = {"22.05": (), "24.11": (), "26.05": ("sluid", "exclusive")}
-"""Of the fields that not every squeue offers those of the recorded ones."""
+"""Optional fields of squeue that the recorded version offers."""
 
 version = pytest.mark.parametrize("version", OFFERED)
 

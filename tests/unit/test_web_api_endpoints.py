@@ -65,7 +65,7 @@ def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: An
 
 
 PARTS = {"token": "7", "allocation": "7"}
-"""Values of parts of paths that are numbers; the others are names."""
+"""Values of path parts that are numbers; the others are names."""
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=endpoint_id)

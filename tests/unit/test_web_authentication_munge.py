@@ -33,10 +33,10 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 ADA, EVE, JUNK, SLOW = (f"MUNGE:{word}:" for word in ("ada0", "eve0", "junk", "slow"))
 UIDS = {ADA: 1001, EVE: 1002, SLOW: 1003}
 PLACES, LARGE, LARGE_OF_ONE = 2, 16, 4
-"""Of one address, and of bodies that are no small ones: of all, and of one address."""
+"""Limits: requests of one address, large bodies of all, and large bodies of one address."""
 BIG = b"{" + b" " * (32 << 10) + b"}"
 BURST = 10
-"""That much of 60 a minute may come at once."""
+"""Number of the 60 requests a minute that may come at the same time."""
 
 
 class Ground:
