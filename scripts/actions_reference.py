@@ -1,4 +1,4 @@
-"""The list of actions of docs/actions.md, made of what ``steward.automation`` says of each."""
+"""Writes the list of actions of docs/actions.md from their declarations."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _FOR = {
 
 
 def reference() -> str:
-    """Every action with its parameters."""
+    """Return every action with its parameters."""
     return "\n".join(map(_action, load_operations().values()))
 
 

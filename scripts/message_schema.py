@@ -9,7 +9,7 @@ PATH = Path(__file__).parent.parent / "docs" / "steward.job-1.schema.json"
 
 
 def text() -> str:
-    """The schema as it is written."""
+    """Return the schema as text."""
     return json.dumps(make_json_schema(), indent=2, sort_keys=True) + "\n"
 
 

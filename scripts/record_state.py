@@ -39,7 +39,7 @@ BY = Authorship(who="root")
 
 
 def settings_in(home: Path) -> Settings:
-    """A Steward of one cluster that asks no Slurm, with everything kept in its journal."""
+    """Return settings of one cluster without a Slurm; the journal keeps all events."""
     return Settings(
         state_dir=str(home / "state"),
         run_dir=str(home),
@@ -54,7 +54,7 @@ def settings_in(home: Path) -> Settings:
 
 
 def open_bank(settings: Settings) -> None:
-    """An account with money, a rate, and a bank that began before the jobs ran."""
+    """Create an account with SU, a rate, and a bank that began before the jobs ran."""
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
         t.accounts.create(Account(name="physics", owners=("olga",)), BY)
@@ -66,7 +66,7 @@ def open_bank(settings: Settings) -> None:
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     end = time.monotonic() + WAIT_S
     while not is_so():
         if time.monotonic() > end:
@@ -75,7 +75,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
 
 
 def charged(settings: Settings) -> int:
-    """How many charges the ledger has."""
+    """Return the number of charges in the ledger."""
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:
@@ -85,7 +85,7 @@ def charged(settings: Settings) -> int:
 
 
 def run(settings: Settings, home: Path) -> None:
-    """Have a daemon take it all in."""
+    """Run a daemon until it has applied all events."""
     config = home / "steward.toml"
     config.write_text(render_config(LoadedConfig(settings)))
     (home / "spool").mkdir()
@@ -161,7 +161,7 @@ def dump(state: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Do it."""
+    """Record the state."""
     os.umask(0o022)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)

@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, made of what ``steward.core.config`` says of each key."""
+"""Tables of docs/configuration.md, generated from the descriptions of each key."""
 
 import inspect
 import re
@@ -89,7 +89,7 @@ _TITLE = "## The top of the file"
 
 
 def reference() -> str:
-    """The common settings, then every table of the file, with its keys, defaults and meanings."""
+    """Return the common settings, then every table of the file: keys, defaults and meanings."""
     tables = (line for section in _SECTIONS for line in _table(section))
     return "\n".join([*_common(), *tables])
 
@@ -130,7 +130,7 @@ def _table(section: type[Section]) -> Iterator[str]:
 
 
 def _rows(section: type[Section]) -> Iterator[tuple[str, str]]:
-    """Each key of a section with its row."""
+    """Yield each key of a section with its row."""
     attributes = inspect.cleandoc(section.__doc__ or "").partition("Attributes:\n")[2]
     meanings = dict(_meanings(attributes))
     base = section.__mro__[1]

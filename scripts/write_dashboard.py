@@ -182,7 +182,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS.items():
@@ -211,7 +211,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The same as it is written."""
+    """Return the dashboard as text."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

@@ -58,26 +58,26 @@ Run = Callable[[str, str], tuple[int, str]]
 
 
 class DocsError(Exception):
-    """A block does not do what it says."""
+    """Error: the output of a block's commands cannot be written."""
 
 
 def pages() -> list[Path]:
-    """README and every page of docs; last the one that submits jobs, which others would list."""
+    """Return README and all pages of docs; last the page whose jobs other pages would list."""
     docs = sorted((ROOT / "docs").glob("*.md"), key=lambda page: (page.stem == SUBMITS, page))
     return [ROOT / "README.md", *docs]
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Who types each generated block of a page, and what it shows."""
+    """Yield the user and the text of each generated block of a page."""
     for match in _BLOCK.finditer(text):
         yield match["who"], match["text"]
 
 
 def refreshed(text: str, run: Run) -> str:
-    """A page with each generated block written anew.
+    """Return a page with new output in each generated block.
 
     Raises:
-        DocsError: A command ends in another way than its block says.
+        DocsError: A command's exit code differs from that of its block.
     """
 
     def anew(match: "re.Match[str]") -> str:
@@ -95,17 +95,17 @@ def refreshed(text: str, run: Run) -> str:
 
 
 def with_settings(text: str) -> str:
-    """A page with its tables of settings written anew."""
+    """Return a page with new tables of settings."""
     return _SETTINGS.sub(lambda _: f"\n{reference()}\n", text)
 
 
 def with_actions(text: str) -> str:
-    """A page with its list of actions written anew."""
+    """Return a page with a new list of actions."""
     return _ACTIONS.sub(lambda _: f"\n{actions_reference.reference()}\n", text)
 
 
 def with_endpoints(text: str) -> str:
-    """A page with its table of endpoints written anew."""
+    """Return a page with a new table of endpoints."""
     return _ENDPOINTS.sub(lambda _: f"\n{list_endpoints()}\n", text)
 
 
@@ -125,9 +125,9 @@ def list_endpoints() -> str:
 
 
 def running_in(site: DemoSite) -> Run:
-    """Runs commands in a demo whose jobs are over, wherever that is.
+    """Return a function that runs commands in a demo whose jobs have ended, in any directory.
 
-    What a page submits is waited for, until Steward shows all of it.
+    It waits for submitted jobs until Steward shows all of their records.
     """
     here = site.sandbox.directory
 
@@ -181,7 +181,7 @@ def open_site(directory: str = "", slurm_version: str = "") -> DemoSite:
 
 
 def main() -> int:
-    """Write every page anew."""
+    """Write every page again."""
     with open_site(DIRECTORY) as site:
         run = running_in(site)
         for page in pages():

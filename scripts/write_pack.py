@@ -30,12 +30,12 @@ _UNTYPED: Final = ("jobid", "nodes")
 
 
 def metadata() -> dict[str, str]:
-    """The text of each action's file, by the file's name."""
+    """Return the text of each action's file, by the file's name."""
     return {f"{name(one)}.yaml": _text(one) for one in load_operations().values()}
 
 
 def name(one: Operation) -> str:
-    """What an action is called in the pack, whose own name comes before it."""
+    """Return the name of an action in the pack, without the pack's own name."""
     return one.ref.removeprefix("slurm.")
 
 
@@ -86,7 +86,7 @@ def _described(one: Operation, parameter: ParameterDescription) -> dict[str, Any
 
 
 def main() -> None:
-    """Write the files, and take away those of actions that are no more."""
+    """Write the files, and remove those of actions that no longer exist."""
     directory = (Path(sys.argv[1]) if len(sys.argv) > 1 else PACK) / "actions"
     texts = metadata()
     for path in directory.glob("*.yaml"):

@@ -1,1 +1,1 @@
-"""Makes what Steward is installed from: wheel, Debian package, RPM, and sources of the plugins."""
+"""Builds Steward's distribution files: wheel, Debian package, RPM, and sources of the plugins."""

@@ -1,4 +1,4 @@
-"""``python -m packages``: everything that Steward is installed from, into a directory.
+"""``python -m packages``: builds all distribution files of Steward in a directory.
 
 SOURCE_DATE_EPOCH is the time of every file; without it that of the last commit is.
 """
@@ -28,7 +28,7 @@ _OURS: Final = (
 
 
 class Told(TypedDict):
-    """What every kind of package is told."""
+    """Inputs of every kind of package."""
 
     version: str
     machine: str
@@ -37,7 +37,7 @@ class Told(TypedDict):
 
 
 def main() -> int:
-    """Make what the command line asks for; the exit code."""
+    """Build what the command line requests; return the exit code."""
     parser = argparse.ArgumentParser(prog="packages", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where packages go")
     parser.add_argument("--work", type=Path, default=ROOT / "build/packages", help="scratch")
@@ -106,7 +106,7 @@ def _say(*paths: Path) -> None:
 
 
 def _write_sums(out: Path) -> None:
-    """SHA256SUMS, for ``sha256sum --check``."""
+    """Write SHA256SUMS, for ``sha256sum --check``."""
     lines = []
     for path in sorted(path for pattern in _OURS for path in out.glob(pattern)):
         with open(path, "rb") as file:

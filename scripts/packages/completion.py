@@ -1,4 +1,4 @@
-"""Completion for bash, zsh and fish, made of the command line: no program runs at a TAB."""
+"""Completion for bash, zsh and fish, generated from the command line: no program runs at a TAB."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -89,7 +89,7 @@ complete -c steward -f
 
 
 def bash(whole: Shape) -> str:
-    """The file for bash, which needs no bash-completion."""
+    """Return the file for bash, which needs no bash-completion."""
     shapes = list(below(whole))
     paths = " | ".join(f'"{" ".join(shape.path)}"' for shape in shapes)
     lines = [f"# {_HEAD}", "", "_steward_is() {", "    case $1 in", f"    {paths}) return 0 ;;"]
@@ -119,7 +119,7 @@ def bash(whole: Shape) -> str:
 
 
 def zsh(whole: Shape) -> str:
-    """The file for zsh's fpath, ``_steward``."""
+    """Return the file for zsh's fpath, ``_steward``."""
     lines = ["#compdef steward", f"# {_HEAD}", ""]
     for shape in below(whole):
         lines += [f"{_function(shape)}() {{", "    local context state state_descr line"]
@@ -147,7 +147,7 @@ def zsh(whole: Shape) -> str:
 
 
 def fish(whole: Shape) -> str:
-    """The file for fish."""
+    """Return the file for fish."""
     shapes = list(below(whole))
     paths = " ".join(_quoted(" ".join(shape.path)) for shape in shapes)
     valued = " ".join(
@@ -180,7 +180,7 @@ def _names(shape: Shape) -> list[str]:
 
 
 def _kind(shape: Shape, option: Option) -> str:
-    """What a value may be: ``words a b``, ``list a b``, ``files``, ``directories`` or ``any``."""
+    """Return a value's kind: ``words a b``, ``list a b``, ``files``, ``directories`` or ``any``."""
     if option.choices:
         return f"words {' '.join(option.choices)}"
     if _last(shape) == "sacct" and "--format" in option.names:
@@ -191,7 +191,7 @@ def _kind(shape: Shape, option: Option) -> str:
 
 
 def _of_arguments(shape: Shape) -> str:
-    """The same of a command's words that are no options: of the first that says anything."""
+    """Return the kind of a command's arguments: that of the first one with a kind."""
     for argument in shape.arguments:
         kind = _of_argument(argument)
         if kind:

@@ -26,17 +26,17 @@ def build(
     epoch: int,
     level: int,
 ) -> Path:
-    """Make a package; its file.
+    """Build a package; return its file.
 
     Args:
-        package: Which one.
-        fill: Lays out what is in it.
-        work: A directory of its own, which is emptied first.
-        out: Where the file goes.
-        version: Of Steward.
+        package: The package.
+        fill: Writes its content.
+        work: Working directory, which is emptied first.
+        out: Directory of the file.
+        version: Steward's version.
         machine: ``amd64`` or ``arm64``.
-        epoch: The time of every file in it.
-        level: Of compression by zstd.
+        epoch: Time of every file in it.
+        level: Compression level of zstd.
     """
     shutil.rmtree(work, ignore_errors=True)
     fill(work, ZSH)

@@ -1,4 +1,4 @@
-"""The pages of the manual, made of the command line and of the documentation."""
+"""Man pages, generated from the command line and from the documentation."""
 
 import datetime as dt
 import re
@@ -33,11 +33,11 @@ _CODES: Final = (
 
 
 def pages(version: str, epoch: int) -> dict[str, str]:
-    """Every page of the manual by the name of its file.
+    """Return every man page by its file name.
 
     Args:
-        version: Of Steward.
-        epoch: The time that the pages are dated by, in seconds.
+        version: Steward's version.
+        epoch: Date of the pages, in seconds since 1970.
     """
     date = dt.datetime.fromtimestamp(epoch, dt.UTC).strftime("%Y-%m-%d")
     command = whole()
@@ -153,7 +153,7 @@ def _see_also(names: list[str]) -> Iterator[str]:
 
 
 def _lower(title: str) -> str:
-    """A sentence as it stands behind a dash."""
+    """Return a sentence in the form that follows a dash."""
     return title[:1].lower() + title[1:]
 
 

@@ -1,4 +1,4 @@
-"""What the packages are called, need and hold."""
+"""Names, dependencies and contents of packages."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,18 +12,18 @@ from packages.wheels import GLIBC, PYTHONS, Wheels
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """A package, for both kinds of distribution.
+    """Package, for both kinds of distribution.
 
     Attributes:
         name: Its name.
-        summary: One line.
-        description: A paragraph.
-        compiled: Whether it is for one kind of machine only.
-        python: The version of Python that its modules are for; "" where that is any.
-        scripts: The directory of its maintainer scripts, below that of the distribution's kind.
-        debian: What it depends on there.
+        summary: Summary in one line.
+        description: Description in a paragraph.
+        compiled: Whether it is for one machine architecture only.
+        python: Python version of its modules; "" for any.
+        scripts: Directory of its maintainer scripts, below that of the distribution's kind.
+        debian: Its dependencies on Debian.
         debian_more: Further fields of Debian's control file.
-        redhat: What it requires there.
+        redhat: Its requirements on EL.
     """
 
     name: str
@@ -50,7 +50,7 @@ _PARTS: Final = {
 
 
 def steward_package(python: str) -> Package:
-    """Steward for one version of Python.
+    """Return the package of Steward for one version of Python.
 
     An upgrade of the distribution to another Python takes the package for that Python, or waits
     while this one is held.
@@ -88,7 +88,7 @@ def steward_package(python: str) -> Package:
 
 
 def part_package(part: str, python: str, version: str) -> Package:
-    """The driver of an optional part, for one version of Python and of Steward."""
+    """Return the package of an optional part's driver, for one version of Python and of Steward."""
     of = deb_version(version, python)
     return Package(
         name=f"steward-{part}",
@@ -108,12 +108,12 @@ def part_package(part: str, python: str, version: str) -> Package:
 
 
 def deb_version(version: str, python: str) -> str:
-    """The version of a Debian package, which rises with that of Python."""
+    """Return the version of a Debian package, which rises with that of Python."""
     return f"{version}+py{python}" if python else version
 
 
 def rpm_release(python: str) -> str:
-    """The release of an RPM, which rises with the version of Python."""
+    """Return the release of an RPM, which rises with the version of Python."""
     return f"1.py{python}" if python else "1"
 
 
@@ -148,13 +148,13 @@ PLUGINS: Final = Package(
 def contents(
     wheel: Path, fetched: Mapping[str, Wheels], version: str, epoch: int, kind: str
 ) -> list[tuple[Package, Fill]]:
-    """The packages of a kind of distribution, and how each is filled.
+    """Return the packages of a kind of distribution, with the function that fills each.
 
     Args:
-        wheel: Steward's own.
-        fetched: What it needs, for each version of Python.
-        version: Of Steward.
-        epoch: The time that pages of the manual are dated by.
+        wheel: Steward's wheel.
+        fetched: Wheels of its dependencies, for each version of Python.
+        version: Steward's version.
+        epoch: Date of man pages, in seconds since 1970.
         kind: ``deb`` or ``rpm``.
     """
 

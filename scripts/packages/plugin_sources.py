@@ -1,4 +1,4 @@
-"""Sources of what Slurm loads, and what compiles them on a host without Steward."""
+"""Sources of the files that Slurm loads, and a script that compiles them without Steward."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ _TEMPLATE: Final = Path(__file__).parent.parent.parent / "packaging" / "steward-
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Names and texts of what is compiled, or called, on the host."""
+    """Yield names and texts of the files that the host compiles or calls."""
     for name in (*list_sources(), *_LUA):
         yield name, read_source(name)
     for library in HOOKS:
@@ -30,7 +30,7 @@ def files() -> Iterator[tuple[str, str]]:
 
 
 def script() -> str:
-    """What compiles them, just as ``steward plugins build`` does."""
+    """Return the script that compiles them, as ``steward plugins build`` does."""
     compiled = [f"compile {name} {' '.join(SOURCES[name])}" for name in HOOKS]
     replaced = {
         "@DIRECTORY@": f"/{DIRECTORY}",

@@ -1,4 +1,4 @@
-"""Pages of manual: escaping, macros, and Markdown as our documentation writes it."""
+"""Man page source: escaping, macros, and the Markdown of the documentation."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,45 +21,45 @@ _MEANINGS: Final = ("", "meaning", "means")
 
 
 def escaped(text: str) -> str:
-    """Text that means nothing to troff."""
+    """Escape text for troff."""
     text = text.translate(_ESCAPES)
     return "".join(one if ord(one) < 128 else rf"\[u{ord(one):04X}]" for one in text)
 
 
 def line(text: str) -> str:
-    """Text as a line of its own, which is no request even where it begins with a dot."""
+    """Return text as a separate line, which is no request even if it begins with a dot."""
     return rf"\&{text}" if text.startswith((".", "'")) else text
 
 
 def bold(text: str) -> str:
-    """Bold, as what is typed."""
+    """Return text in bold, for words to type."""
     return rf"\fB{escaped(text)}\fR"
 
 
 def italic(text: str) -> str:
-    """Italic, as what stands for something else."""
+    """Return text in italics, for placeholders."""
     return rf"\fI{escaped(text)}\fR"
 
 
 def quoted(text: str) -> str:
-    """An argument of a macro."""
+    """Return an argument of a macro."""
     return '"' + escaped(text).replace('"', r"\(dq") + '"'
 
 
 def head(name: str, section: int, version: str, date: str) -> str:
-    """The first line of a page."""
+    """Return the first line of a page."""
     steward = quoted(f"Steward {version}")
     return f'.TH {quoted(name.upper())} {section} "{date}" {steward} {quoted("Steward manual")}'
 
 
 def verbatim(text: str) -> list[str]:
-    """Text that keeps its lines."""
+    """Return text that keeps its lines."""
     lines = [line(escaped(one)) or r"\&" for one in text.splitlines()]
     return [".PP", ".RS 4", ".nf", *lines, ".fi", ".RE"]
 
 
 def of_markdown(text: str) -> list[str]:
-    """The lines of a page of Markdown, without its first heading."""
+    """Return the lines of a page of Markdown, without its first heading."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     return list(_Pages(tokens).lines())
 
@@ -113,7 +113,7 @@ class _Pages:
             yield f".SS {quoted(plain)}"
 
     def _table(self) -> Iterator[str]:
-        """Each row as an item, with its first cell as the name."""
+        """Yield each row as an item, with its first cell as the name."""
         rows: list[list[str]] = []
         while self._tokens[self._at].type != "table_close":
             token = self._tokens[self._at]
@@ -131,7 +131,7 @@ class _Pages:
 
 
 def _cells(heading: Sequence[str], row: Sequence[str]) -> str:
-    """The cells behind the first, those that say what it means before the others."""
+    """Return the cells after the first, with the meaning before the others."""
     cells = [(title, cell) for title, cell in zip(heading[1:], row[1:], strict=False) if cell]
     plain = [cell for title, cell in cells if title in _MEANINGS]
     named = [

@@ -35,7 +35,7 @@ def build(
     epoch: int,
     level: int,
 ) -> Path:
-    """Make a package; its file. The arguments are those of a Debian package."""
+    """Build a package; return its file. The arguments are those of a Debian package."""
     shutil.rmtree(work, ignore_errors=True)
     root = work / "root"
     fill(root, ZSH)
@@ -97,7 +97,7 @@ def _spec(package: Package, version: str, root: Path) -> str:
 
 
 def _files(root: Path) -> list[str]:
-    """What is the package's own; directories of the distribution are not."""
+    """Return the files that the package owns, without directories of the distribution."""
     found = []
     for folder, directories, names in os.walk(root):
         relative = os.path.relpath(folder, root)

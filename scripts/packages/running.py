@@ -9,7 +9,7 @@ _TIMEOUT_S = 1800.0
 
 
 class PackagingError(Exception):
-    """A package cannot be made; the message says why."""
+    """Error: a package cannot be built, for the reason in the message."""
 
 
 def run(
@@ -18,15 +18,15 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program; what it printed.
+    """Run a program; return its output.
 
     Args:
         words: The program and its arguments.
-        cwd: Where to run it.
-        env: What is added to the environment.
+        cwd: Working directory.
+        env: Further environment variables.
 
     Raises:
-        PackagingError: It is not there, or it failed.
+        PackagingError: The program is missing, or failed.
     """
     try:
         done = subprocess.run(

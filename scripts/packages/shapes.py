@@ -1,4 +1,4 @@
-"""The command line as data: what man pages and shell completion are made of."""
+"""Command line as data, for man pages and shell completion."""
 
 import re
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ _NAME: Final = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]*)")
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a command.
+    """Option of a command.
 
     Attributes:
-        names: As they are typed, short ones first.
-        value: The placeholder of its value; empty where it takes none.
-        help: What it does.
-        choices: What it may be; empty where that is open.
+        names: Its names, short ones first.
+        value: Placeholder of its value; empty if it takes none.
+        help: Help text.
+        choices: Possible values; empty for any.
     """
 
     names: tuple[str, ...]
@@ -36,14 +36,14 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True):
-    """A word that is no option.
+    """Argument of a command.
 
     Attributes:
-        name: The placeholder.
-        required: Whether it has to be there.
-        many: Whether there may be more of it.
-        help: What it is.
-        choices: What it may be.
+        name: Placeholder.
+        required: Whether it is required.
+        many: Whether there may be several.
+        help: Help text.
+        choices: Possible values; empty for any.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A command, and those below it.
+    """Command, and the commands below it.
 
     Attributes:
-        path: The words that call it, ``steward`` first.
-        reader: For whom it is; empty for ``steward`` itself.
-        help: What it does: a line, and paragraphs after it.
-        options: In the order of its help.
-        arguments: In order.
-        commands: Those of a group.
-        more: Text that follows, as it is, in its help.
+        path: Words that call it, ``steward`` first.
+        reader: Kind of its users; empty for ``steward`` itself.
+        help: Help text: a line, and paragraphs after it.
+        options: Options in the order of its help.
+        arguments: Arguments in order.
+        commands: Commands of a group.
+        more: Text that its help appends unchanged.
     """
 
     path: tuple[str, ...]
@@ -76,17 +76,17 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The first line of its help, without its full stop."""
+        """First line of its help, without its full stop."""
         return self.help.partition("\n")[0].rstrip(".")
 
 
 def whole() -> Shape:
-    """All of ``steward``."""
+    """Return the command ``steward`` with all commands below it."""
     return _shape(app, ("steward",), "")
 
 
 def below(shape: Shape) -> Iterator[Shape]:
-    """A command and everything below it."""
+    """Yield a command and everything below it."""
     yield shape
     for one in shape.commands:
         yield from below(one)
@@ -135,7 +135,7 @@ def _argument(parameter: Any) -> Argument:
 
 
 def _options(parameter: Any, context: Any) -> Iterator[Option]:
-    """An option, and its opposite as one more where it has one."""
+    """Yield an option, and its opposite as another one if it has one."""
     names = tuple(sorted(parameter.opts, key=lambda name: name.startswith("--")))
     record = parameter.get_help_record(context) or ("", "")
     about = " ".join(record[1].split())
@@ -157,13 +157,13 @@ def _choices(parameter: Any) -> tuple[str, ...]:
 
 
 def _text(text: str) -> str:
-    """A help text with each paragraph on one line."""
+    """Return a help text with each paragraph on one line."""
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
     return "\n".join(part for part in paragraphs if part)
 
 
 def _sacct(path: tuple[str, ...], reader: str) -> Shape:
-    """``steward sacct``, which reads its own command line: from what it tells of itself."""
+    """Return ``steward sacct``, which reads its own command line, from its help text."""
     options: list[Option] = []
     more = []
     title = ""
@@ -192,5 +192,5 @@ def _sacct_options(names: str, about: str) -> Iterator[Option]:
 
 
 def sacct_fields() -> tuple[str, ...]:
-    """The fields that ``steward sacct -o`` knows, as they are mostly typed."""
+    """Return the fields that ``steward sacct -o`` knows, in their usual spelling."""
     return tuple(field.name.lower() for field in (*SLURM_FIELDS, *STEWARD_FIELDS))

@@ -1,4 +1,4 @@
-"""The StackStorm pack as an archive, with Steward's wheel in it: Steward is on no package index."""
+"""StackStorm pack as an archive with Steward's wheel, because no package index has Steward."""
 
 import tarfile
 from io import BytesIO

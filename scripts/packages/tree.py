@@ -1,4 +1,4 @@
-"""The files of a package, laid out as they are to lie on a machine."""
+"""Files of a package, laid out as on the host."""
 
 import gzip
 import os
@@ -68,13 +68,13 @@ def part(root: Path, name: str, wheels: Wheels) -> None:
 
 
 def documents(root: Path, version: str, epoch: int, *, zsh: str) -> None:
-    """The manual, and completion for three shells.
+    """Write the man pages, and completion for three shells.
 
     Args:
-        root: The directory that stands for ``/``.
-        version: Of Steward.
-        epoch: The time that the pages are dated by.
-        zsh: Where the distribution's zsh looks for completion.
+        root: Directory that stands for ``/``.
+        version: Steward's version.
+        epoch: Date of the pages, in seconds since 1970.
+        zsh: Directory of completion for the distribution's zsh.
     """
     for name, text in man.pages(version, epoch).items():
         section = name.rpartition(".")[2]
@@ -87,7 +87,7 @@ def documents(root: Path, version: str, epoch: int, *, zsh: str) -> None:
 
 
 def agent(root: Path) -> None:
-    """What a compute node runs, beside the plugin: one file, and its timer."""
+    """Write the files of a compute node, beside the plugin: one program, and its timer."""
     source = (ROOT / "src/steward/agent/agent.py").read_bytes()
     _put(root / "usr/sbin/steward-agent", source, 0o755)
     for unit in ("steward-agent.service", "steward-agent.timer"):
@@ -97,12 +97,12 @@ def agent(root: Path) -> None:
 
 
 def plugins(root: Path, sources: Iterable[tuple[str, str]], script: str) -> None:
-    """Sources of what Slurm loads, with what builds them.
+    """Write the sources of the files that Slurm loads, with the script that builds them.
 
     Args:
-        root: The directory that stands for ``/``.
+        root: Directory that stands for ``/``.
         sources: Names of files and their texts.
-        script: What builds them, for a shell.
+        script: Shell script that builds them.
     """
     for name, text in sources:
         _put(root / "usr/src/steward-plugins" / name, text.encode())
@@ -110,7 +110,7 @@ def plugins(root: Path, sources: Iterable[tuple[str, str]], script: str) -> None
 
 
 def papers(root: Path, package: str) -> None:
-    """Licence and changes, where a distribution looks for them."""
+    """Write licence and changelog, where a distribution looks for them."""
     directory = root / "usr/share/doc" / package
     _put(directory / "copyright", (ROOT / "LICENSE").read_bytes())
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def papers(root: Path, package: str) -> None:
 
 
 def finish(root: Path, epoch: int) -> None:
-    """Give every file root's usual mode and one time, so that the package is the same again."""
+    """Give every file root's usual mode and one time, so that builds are reproducible."""
     for folder, _, names in os.walk(root, topdown=False):
         for name in names:
             path = Path(folder, name)
@@ -130,7 +130,7 @@ def finish(root: Path, epoch: int) -> None:
 
 
 def _environment(directory: Path, python: str) -> None:
-    """A virtual environment on the distribution's own interpreter, without making one run."""
+    """Write a virtual environment on the distribution's own interpreter, without running it."""
     (directory / f"lib/python{python}/site-packages").mkdir(parents=True)
     _put(directory / "pyvenv.cfg", _PYVENV.format(python=python).encode())
     _link(directory / f"bin/python{python}", f"/usr/bin/python{python}")

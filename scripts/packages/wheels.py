@@ -1,4 +1,4 @@
-"""Steward's own wheel and sources, and the wheels of what it needs, from the lock file."""
+"""Steward's own wheel and sources, and the wheels of its dependencies, from the lock files."""
 
 import gzip
 import importlib.metadata
@@ -43,11 +43,11 @@ _BUILD: Final = (
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """What is made of Steward itself.
+    """Distribution files of Steward itself.
 
     Attributes:
         sdist: Its sources.
-        wheel: Its wheel, made of these sources.
+        wheel: Its wheel, built from these sources.
     """
 
     sdist: Path
@@ -55,11 +55,11 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wheels(msgspec.Struct, frozen=True, kw_only=True):
-    """The wheels of what Steward needs on one version of Python.
+    """Wheels of Steward's dependencies for one version of Python.
 
     Attributes:
         python: The version.
-        parts: What Steward itself needs, under "", and what each optional part adds.
+        parts: Wheels that Steward itself needs, under "", and those that each optional part adds.
     """
 
     python: str
@@ -67,7 +67,7 @@ class Wheels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own(work: Path, out: Path, epoch: int) -> Own:
-    """Make sources and wheel of Steward, the same from the same files every time."""
+    """Build sources and wheel of Steward, reproducibly."""
     shutil.rmtree(work, ignore_errors=True)
     copy = work / "tree"
     for path in _files():
@@ -93,7 +93,7 @@ def own(work: Path, out: Path, epoch: int) -> Own:
 
 
 def fetch(work: Path, machine: str, pythons: tuple[str, ...]) -> dict[str, Wheels]:
-    """Have pip fetch what the lock files say, checksums and all, unless it is here already."""
+    """Download the packages of the lock files with pip and verify their checksums, once."""
     needed = needed_by_parts()
     lock = "".join(_locked(frozenset().union(*needed.values())))
     directories = {python: work / f"{machine}-{python}" for python in pythons}
@@ -112,10 +112,10 @@ def fetch(work: Path, machine: str, pythons: tuple[str, ...]) -> dict[str, Wheel
 
 
 def locked_set(lock: str) -> frozenset[str]:
-    """The packages that a lock file has: what its purpose takes, and no lock before it has.
+    """Return the packages of a lock file: those of its purpose, without those of locks before it.
 
     Raises:
-        PackagingError: A package is not installed here, so what it needs is not known.
+        PackagingError: A package is not installed here, so its dependencies are unknown.
     """
     project = _project()
     groups = project["dependency-groups"]
@@ -132,10 +132,10 @@ def locked_set(lock: str) -> frozenset[str]:
 
 
 def needed_by_parts() -> dict[str, frozenset[str]]:
-    """The packages that Steward needs, under "", and what each optional part adds to them.
+    """Return the packages that Steward needs, under "", and those that each optional part adds.
 
     Raises:
-        PackagingError: A package is not installed here, so what it needs is not known.
+        PackagingError: A package is not installed here, so its dependencies are unknown.
     """
     project = _project()["project"]
     base = frozenset(_closure(project["dependencies"]))
@@ -149,7 +149,7 @@ def _project() -> dict[str, Any]:
 
 
 def _closure(lines: Iterable[str]) -> Iterator[str]:
-    """Names of the packages that requirements come to."""
+    """Yield the names of packages that requirements need, directly or not."""
     wanted = [Requirement(line) for line in lines]
     seen = set()
     while wanted:
@@ -176,7 +176,7 @@ def _plain(name: str) -> str:
 
 
 def locked(lock: str) -> Iterator[tuple[str, list[str]]]:
-    """Each package of a lock file, with its lines."""
+    """Yield each package of a lock file, with its lines."""
     name = ""
     lines: list[str] = []
     with open(ROOT / lock, encoding="utf-8") as file:
@@ -192,7 +192,7 @@ def locked(lock: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _locked(names: frozenset[str]) -> Iterator[str]:
-    """The lines of the lock files that are about some packages."""
+    """Yield the lines of the lock files about some packages."""
     for lock in (RUNTIME, PARTS):
         for name, lines in locked(lock):
             if name in names:
@@ -240,7 +240,7 @@ def _download(directory: Path, lock: str, machine: str, python: str) -> None:
 
 
 def _files() -> Iterator[Path]:
-    """Every file of the repository, committed or to be, and what was built."""
+    """Yield every file of the repository, committed or not, and built files."""
     listed = run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT)
     for name in listed.split("\0"):
         if name and (ROOT / name).is_file():
@@ -252,7 +252,7 @@ def _files() -> Iterator[Path]:
 
 
 def _normalise(source: Path, target: Path, epoch: int) -> None:
-    """Write a tar.gz anew with nothing in it of who made it, and when."""
+    """Write a tar.gz again without the owners and times of its files."""
     raw = io.BytesIO()
     with tarfile.open(source) as old, tarfile.open(fileobj=raw, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
