@@ -8,6 +8,9 @@ Slurm's records), reports complete polls to the gate, and runs scheduled work.
 Charges, their settlements and the cursor are one ledger transaction. Reports to the
 gate before it (a job was observed, a poll was complete) may be repeated; settlements after it are
 numbered, so the gate applies each once.
+
+While neither ledger nor gate has written and no event comes, ``tick`` does nothing for up to half a
+minute but compare marks of both databases and of slurmctld's state files.
 """
 
 import logging

@@ -3,7 +3,8 @@
 :class:`QueuePoller` is a consumer that the daemon runs. ``tick`` polls the queue when due and
 appends events (:mod:`steward.capture.observations`); ``apply`` asks for the owners of new scripts.
 One poll serves all parts of Steward. It costs slurmctld locks, so the next one waits at least
-``COST_FACTOR`` (20) times as long as the last one took, even if the bank waits for it. Queries of
+``COST_FACTOR`` (20) times as long as the last one took, even if the bank waits for it. While
+slurmctld's state files show that nothing changed, a poll every half minute suffices. Queries of
 single jobs cost next to nothing. An unavailable Slurm is no error: it is logged once and retried.
 Its helpers come first:
 
