@@ -672,7 +672,9 @@ def test_an_idle_bank_asks_the_gate_only_when_something_changed(
         return real_call(link, op, *rest)
 
     bank.charger.close()
-    bank.charger = BankConsumer(bank.settings, lambda: bank.now, idle_s=IDLE_S)
+    slow = msgspec.structs.replace(bank.settings.bank, reconcile_s=60.0)
+    settings = msgspec.structs.replace(bank.settings, bank=slow)
+    bank.charger = BankConsumer(settings, lambda: bank.now, idle_s=IDLE_S)
     monkeypatch.setattr("steward.bank.consumer.time.monotonic", lambda: now_s)
 
     def pass_time(seconds: int) -> int:

@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
 _ACTIVE_S: Final = 3.0
-"""Time after an event or a change of ledger or gate in which each tick is complete, in seconds."""
+"""Time after an event of a job in which each tick is complete, in seconds."""
 IDLE_S: Final = 30.0
 """Longest time between two complete ticks while nothing changes, in seconds."""
 """Interval of ticks, in seconds."""
@@ -130,7 +130,7 @@ class BankConsumer:
         self._settings = settings
         self._clock = clock
         # Each complete tick shows the gate that the ledger is there.
-        self._idle_s = min(idle_s, settings.bank.without_ledger_s / 4)
+        self._idle_s = min(idle_s, settings.bank.without_ledger_s / 4, settings.bank.reconcile_s)
         self._link = link or GateClient(settings.state_dir)
         self._ledger: Ledger = open_ledger(settings, clock)
         self._gate_sync = GateSync(settings, self._ledger, self._link)
@@ -152,6 +152,7 @@ class BankConsumer:
         self._is_busy = False
         self._marks: tuple[object, ...] = ()
         self._active_until = self._complete_due = 0.0
+        self._has_unfunded = False
 
     def _read_start_time(self) -> datetime:
         """Return when the bank first started; only a backfill charges runs that ended before."""
@@ -173,7 +174,9 @@ class BankConsumer:
         Raises:
             Unavailable: The ledger or the gate is unavailable.
         """
-        self._active_until = time.monotonic() + _ACTIVE_S
+        self._complete_due = 0.0
+        if any(event.kind != QUEUE_LOOKED for event in events):
+            self._active_until = time.monotonic() + _ACTIVE_S
         self._gate_sync.refresh()
         is_full = len(events) >= self.batch_events
         for event in events:
@@ -313,21 +316,25 @@ class BankConsumer:
         """
         if self._is_idle():
             return _TICK_S
+        # If this tick fails, the next one is complete, too.
+        self._complete_due = 0.0
         now = self._clock()
         books = self._gate_sync.push()
         if books.accounts:
             # A deposit may have come in, so recheck the jobs held for insufficient funds.
             self._queue_held_jobs()
         self._scheduled_work.copy_gate_facts(append)
-        has_more = False
-        if self._hold_placement.is_ready():
+        has_more, is_ready = False, self._hold_placement.is_ready()
+        if is_ready:
             has_more = self._hold_placement.place_queued(now)
             if not self._is_busy:
                 self._compare_due_cluster(now)
             has_more = has_more or self._report_polls(now)
         self._scheduled_work.run_due_work(now, append)
         self._is_busy = False
-        self._complete_due = time.monotonic() + (0.0 if has_more else self._idle_s)
+        is_done = is_ready and not (has_more or self._hold_placement.has_queued)
+        if is_done and not (self._pending_polls or self._has_unfunded):
+            self._complete_due = time.monotonic() + self._idle_s
         return 0.0 if has_more else _TICK_S
 
     def _is_idle(self) -> bool:
@@ -342,8 +349,9 @@ class BankConsumer:
         now = time.monotonic()
         marks = (self._ledger.read_change_mark(), self._link.read_change_mark())
         if marks != self._marks or None in marks:
-            self._marks, self._active_until = marks, now + _ACTIVE_S
-        return now >= self._active_until and now < self._complete_due
+            self._marks = marks
+            return False
+        return self._active_until <= now < self._complete_due
 
     def _report_polls(self, now: datetime) -> bool:
         """Report complete polls to the gate, so that it voids holds of missing jobs.
@@ -368,8 +376,9 @@ class BankConsumer:
 
     def _compare_due_cluster(self, now: datetime) -> None:
         """Compare holds with the queue for one due cluster, and reconcile its charges."""
-        self._hold_stranded_jobs()
-        self._hold_placement.move_holds(self._link.list_lingering(), now)
+        lingering = self._link.list_lingering()
+        self._has_unfunded = self._hold_stranded_jobs() or bool(lingering)
+        self._hold_placement.move_holds(lingering, now)
         every_s = self._settings.bank.reconcile_s
         for cluster in self._settings.cluster:
             last = self._swept_at.get(cluster)
@@ -386,8 +395,12 @@ class BankConsumer:
             for leader in self._unpaid_jobs.list_held(cluster):
                 self._hold_placement.queue_job(cluster, leader)
 
-    def _hold_stranded_jobs(self) -> None:
-        """Hold jobs in Slurm whose allocation ended, and release those that can be paid again."""
+    def _hold_stranded_jobs(self) -> bool:
+        """Hold jobs in Slurm whose allocation ended, and release those that can be paid again.
+
+        Returns:
+            Whether there are holds that no allocation can pay.
+        """
         holds = self._link.list_stranded()
         jobs = {}
         for cluster in {hold.cluster for hold in holds if hold.cluster}:
@@ -397,6 +410,7 @@ class BankConsumer:
             ).items():
                 jobs[cluster, leader] = of_one
         self._unpaid_jobs.hold_stranded(holds, jobs)
+        return bool(holds)
 
     def close(self) -> None:
         """Close the ledger, and give up the lease of the gate."""

@@ -113,6 +113,11 @@ class HoldPlacement:
         self._jobs: Jobs | None = None
         self._logged: set[str] = set()
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether jobs are queued for the next turn."""
+        return bool(self._queued)
+
     def queue_job(self, cluster: str, leader: int) -> None:
         """Queue a job for the next turn."""
         self._queued.setdefault((cluster, leader), 0)
