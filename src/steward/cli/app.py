@@ -264,7 +264,7 @@ def _run_click(args: list[str]) -> int:
 def _print_usage_error(error: click.ClickException, debug: bool) -> int:
     """Print a usage error, or the help of a group called without a command; return the code."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and context is not None:
         print(context.get_help(), file=sys.stderr)
         return WRONG_USE
     # Choices come one a line; an empty choice need not be listed.

@@ -123,6 +123,10 @@ class _PlainArgument(click.Argument):
             name = f"[{name}]"
         return name if self.nargs == 1 or name.endswith("…") else f"{name}..."
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:  # noqa: ARG002 - Click's signature
+        """Return the name in errors, without the marks of the placeholder."""
+        return super().get_error_hint(None)
+
 
 class _ArgumentSection:
     """Part of a command's class: help lists the arguments under the heading "Arguments"."""
