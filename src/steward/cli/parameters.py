@@ -99,7 +99,7 @@ class Number(click.ParamType[Any]):
                 self.fail(f"{quoted} is too large: give a smaller number", param, ctx)
             noun = "a whole number" if self.kind is int else "a number"
             self.fail(f"{quoted} is not {noun}", param, ctx)
-        if self.kind is float and not math.isfinite(number):
+        if not -math.inf < number < math.inf:
             self.fail(f"{quoted} is not a number", param, ctx)
         if self.min is not None and number < self.min:
             self.fail(f"{quoted} is too small: give {_format_bound(self.min)} or more", param, ctx)
@@ -108,7 +108,7 @@ class Number(click.ParamType[Any]):
         return number
 
 
-def _format_bound(bound: float) -> str:
+def _format_bound(bound: Any) -> str:
     """Return a bound of a number as people write it."""
     return str(bound) if isinstance(bound, int) else f"{bound:.15g}"
 
