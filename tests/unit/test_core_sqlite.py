@@ -1,6 +1,7 @@
 import os
 import re
 import resource
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from steward.core.sqlite import (
     check_schema_version,
     open_database,
     open_reader,
+    open_scratch,
     transaction,
 )
 
@@ -187,3 +189,25 @@ def test_a_path_need_not_be_text(tmp_path: Path) -> None:
     path = os.path.join(tmp_path, os.fsdecode(b"\xff%20?.db"))
     open_database(path, SCHEMA).close()
     assert open_reader(path).execute("SELECT y FROM u").fetchall() == [(1,)]
+
+
+def test_a_scratch_database_is_a_file_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with closing(open_scratch("CREATE TABLE t (x);")) as scratch:
+        scratch.executemany("INSERT INTO t VALUES (?)", ((b"x" * 1000,) for _ in range(8000)))
+        assert scratch.execute("SELECT count(*) FROM t").fetchone() == (8000,)
+        assert not list(tmp_path.iterdir())
+        names = [entry for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+        files = [entry.stat() for entry in names]
+        # SQLite keeps 2 MB in memory, and writes the other pages.
+        assert any(file.st_nlink == 0 and file.st_size > 5_000_000 for file in files)
+
+
+def test_no_place_for_a_scratch_database_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(SqliteUnavailable, match="temporary file"):
+        open_scratch("CREATE TABLE t (x);")

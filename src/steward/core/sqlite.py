@@ -329,9 +329,10 @@ def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -
 
 
 def open_scratch(script: str) -> Connection:
-    """Create a temporary database, in memory and spilled to disk as it grows; begin a transaction.
+    """Create a temporary database in a file; begin a transaction.
 
-    It has no name and disappears with its connection.
+    The file has no name and disappears with its connection. SQLite's own temporary databases, those
+    of ORDER BY included, are in memory.
 
     Args:
         script: SQL script that creates its tables.
@@ -339,9 +340,22 @@ def open_scratch(script: str) -> Connection:
     Raises:
         SqliteUnavailable: There is no place for temporary files.
     """
-    with translate_errors("a temporary file"):
-        connection = dbapi2.connect("", isolation_level=None, check_same_thread=False)
-        connection.executescript(f"PRAGMA journal_mode=OFF;\n{script}\nBEGIN;")
+    import tempfile  # random and shutil, which few processes need
+
+    try:
+        fd, path = tempfile.mkstemp(prefix="steward-")
+    except OSError as error:
+        raise SqliteUnavailable(f"cannot create a temporary file: {error.strerror}") from error
+    try:
+        os.close(fd)
+        with translate_errors("a temporary file"):
+            connection = dbapi2.connect(path, isolation_level=None, check_same_thread=False)
+            connection.executescript(
+                "PRAGMA locking_mode=EXCLUSIVE;\nPRAGMA journal_mode=OFF;\n"
+                f"PRAGMA synchronous=OFF;\n{script}\nBEGIN;"
+            )
+    finally:
+        os.unlink(path)
     return connection
 
 
