@@ -267,13 +267,14 @@ class MonthWriter:
         )
         return int(number)
 
-    def add_use(self, use: ScriptUse) -> None:
-        """Store that a job ran a script; an existing use is left unchanged."""
+    def add_use(self, use: ScriptUse) -> bool:
+        """Store that a job ran a script; return False, without a change, if that is known."""
         names = ScriptUse.__struct_fields__
-        self._connection.execute(
+        cursor = self._connection.execute(
             f"INSERT OR IGNORE INTO use({', '.join(names)}) VALUES({', '.join('?' * len(names))})",
             msgspec.structs.astuple(use),
         )
+        return bool(cursor.rowcount)
 
     def has_use(self, cluster: str, key: str) -> bool:
         """Return whether a use is stored."""

@@ -69,8 +69,8 @@ class CatalogBuilder:
         digest = sha256 or hashlib.sha256(data).digest()
         number = writer.find_script(digest) or writer.add_script(digest, data)
         stored_use = msgspec.structs.replace(use, script=number)
-        writer.add_use(stored_use)
-        writer.update_use(stored_use)
+        if not writer.add_use(stored_use):
+            writer.update_use(stored_use)
 
     def has_use(self, use: ScriptUse) -> bool:
         """Return whether a use is stored."""

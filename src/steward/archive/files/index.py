@@ -354,22 +354,6 @@ class FilesRecords:
             number = int(rows[0][0])
             yield number
 
-    def iterate_names(self, path: str, states: tuple[int, int]) -> Iterator[bytes]:
-        """Yield the file names of a directory in a range of states, sorted by their bytes."""
-        where = (
-            "WHERE directory = (SELECT number FROM directory WHERE path = ?) "
-            "AND state BETWEEN ? AND ?"
-        )
-        sql = (
-            f"SELECT CAST(script_name AS BLOB) AS name FROM script {where} "  # noqa: S608 - our own conditions
-            f"UNION ALL SELECT CAST(env_name AS BLOB) FROM script {where} ORDER BY name"
-        )
-        with translate_errors(self.path):
-            # A directory may have millions of files, so SQLite sorts their names in a file.
-            self._connection.execute("PRAGMA temp_store=FILE")
-            for (name,) in self._connection.execute(sql, (path, *states) * 2):
-                yield name
-
     def find_names(self, path: str, names: Sequence[str], states: tuple[int, int]) -> set[str]:
         """Return those of some file names that belong to a script in a directory."""
         sql = (

@@ -242,37 +242,43 @@ class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
         return FileReaders(None, self.gids), self.others_pass
 
 
-class _SortedNames:
-    """File names to be sorted by their bytes; a temporary database holds those of a large list."""
+class SortedNames:
+    """File names sorted by their bytes; a temporary database holds those of a large directory."""
 
     def __init__(self) -> None:
         self._names: list[bytes] = []
         self._scratch: Connection | None = None
 
     def add(self, name: str) -> None:
-        """Add a name."""
+        """Add a name; a repeated one counts once.
+
+        Raises:
+            SqliteUnavailable: There is no place for temporary files.
+        """
         self._names.append(os.fsencode(name))
         if len(self._names) == _MAX_NAMES_IN_MEMORY:
             self._spill()
 
     def _spill(self) -> Connection:
         if self._scratch is None:
-            self._scratch = open_scratch("CREATE TABLE entry (name BLOB NOT NULL);")
+            self._scratch = open_scratch(
+                "CREATE TABLE entry (name BLOB PRIMARY KEY) WITHOUT ROWID;"
+            )
+        self._names.sort()
         with translate_errors("a temporary file"):
-            self._scratch.executemany("INSERT INTO entry VALUES (?)", zip(self._names))
+            sql = "INSERT OR IGNORE INTO entry VALUES (?)"
+            self._scratch.executemany(sql, zip(self._names, strict=True))
         self._names.clear()
         return self._scratch
 
-    def sort(self) -> Iterator[str]:
+    def sort(self) -> Iterator[bytes]:
         """Yield the names in order."""
         if self._scratch is None:
-            self._names.sort()
-            yield from map(os.fsdecode, self._names)
+            yield from sorted(set(self._names))
             return
-        scratch = self._spill()
         with translate_errors("a temporary file"):
-            for (name,) in scratch.execute("SELECT name FROM entry ORDER BY name"):
-                yield os.fsdecode(name)
+            for (name,) in self._spill().execute("SELECT name FROM entry ORDER BY name"):
+                yield name
 
     def close(self) -> None:
         """Remove the temporary database."""
@@ -590,7 +596,7 @@ class ArchiveTree:
                 fd = self.get_directory_fd(current)
             except FileNotFoundError:
                 continue
-            with contextlib.closing(_SortedNames()) as names, os.scandir(fd) as entries:
+            with contextlib.closing(SortedNames()) as names, os.scandir(fd) as entries:
                 for entry in entries:
                     if not current and entry.name.startswith("."):
                         continue
@@ -598,7 +604,7 @@ class ArchiveTree:
                         directories.append(f"{current}/{entry.name}" if current else entry.name)
                     else:
                         names.add(entry.name)
-                yield current, names.sort()
+                yield current, map(os.fsdecode, names.sort())
             pending.extend(sorted(directories, reverse=True))
 
     def _close_directories(self) -> None:

@@ -8,6 +8,7 @@ items; the action ``archive.verify`` uses it. Both run beside the sink and the m
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from steward.archive.errors import make_archive_unavailable
 from steward.archive.files.compression import DamagedFile, compute_plain_digest
 from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, FileRow, FilesRecords
 from steward.archive.files.manifest import MANIFEST_FILE_NAME
-from steward.archive.files.tree import ArchiveTree, TreeLock
+from steward.archive.files.tree import ArchiveTree, SortedNames, TreeLock
 from steward.core.config import Settings
 
 _MAX_UNKNOWN_NAMES = 1000
@@ -156,10 +157,19 @@ class _TreeVerification:
         self, directory: str, names: Iterator[str]
     ) -> Iterator[VerificationProblem]:
         """Report files of a directory that the database does not have."""
-        unknown = _subtract_names(
-            (name for name in names if name != MANIFEST_FILE_NAME),
-            self._records.iterate_names(directory, self._states),
-        )
+        with closing(SortedNames()) as known_names:
+            known_names.add(MANIFEST_FILE_NAME)
+            where = (
+                "directory = (SELECT number FROM directory WHERE path = ?) "
+                "AND state BETWEEN ? AND ?"
+            )
+            for row in self._records.iterate_rows(where, directory, *self._states):
+                known_names.add(row.script_name)
+                known_names.add(row.env_name)
+            yield from self._confirm(directory, _subtract_names(names, known_names.sort()))
+
+    def _confirm(self, directory: str, unknown: Iterator[str]) -> Iterator[VerificationProblem]:
+        """Report names that the database still does not have."""
         while batch := list(itertools.islice(unknown, _MAX_UNKNOWN_NAMES)):
             for name in self._confirm_unknown(directory, batch):
                 path = os.path.join(self._root, directory, name)
