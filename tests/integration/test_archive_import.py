@@ -1,8 +1,9 @@
 """Import of scripts that a real slurmdbd stored."""
 
 import json
+import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from sandboxes import need_namespaces, passable_directory
 from steward.core.events import JOB_END
 from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
+from steward.sandbox.configuration import find_mariadb_program, get_mariadb_socket
+from steward.slurm import Slurm
+from steward.slurm.slurmdbd import StoredScript
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database, pytest.mark.timeout(600)]
 
@@ -113,6 +117,7 @@ def test_captured_scripts_are_not_taken_over_again(
     assert done["scripts"] == 0, done
     assert done["known"] >= len(jobs), done
     assert done["scriptless"] >= 1, done
+    assert done["unanswered"] == 0, done
     for name, job in jobs.items():
         assert scripts_in(captured, job) == [SCRIPTS.get(name, SCRIPTS["plain"])]
 
@@ -149,6 +154,52 @@ def test_stored_scripts_are_taken_over_to_the_byte(
         assert b"Environment used for" not in environment.read_bytes()
     finally:
         daemon.close()
+
+
+@contextmanager
+def failing_queries(cluster: Sandbox) -> Iterator[None]:
+    """Let slurmdbd's queries of its job table fail, as on a deadlock: sacct exits with 0."""
+
+    def query(statement: str) -> str:
+        client = find_mariadb_program("mariadb")
+        words = [client, f"--socket={get_mariadb_socket(cluster.directory)}", "-N", "-e", statement]
+        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
+
+    (table,) = query(
+        "SELECT concat(table_schema, '.', table_name) FROM information_schema.tables "
+        "WHERE table_name LIKE '%\\_job\\_table'"
+    ).split()
+    query(f"RENAME TABLE {table} TO {table}_away")
+    try:
+        yield
+    finally:
+        query(f"RENAME TABLE {table}_away TO {table}")
+
+
+def test_an_import_without_an_answer_fails(
+    booked_sandbox: Sandbox, captured: Daemon, home: Path, jobs: dict[str, int], began: str
+) -> None:
+    wait_until_filed(captured, jobs)
+    words = ("archive", "import", "slurmdbd", "-M", "box", "-S", began, "--json")
+    new = Daemon(booked_sandbox, home / "new")
+    new.state.mkdir(mode=0o700)
+    with failing_queries(booked_sandbox):
+        known = captured.ask(*words, check=False)
+        unknown = new.ask(*words, check=False)
+    assert (known.returncode, unknown.returncode) == (1, 1)
+    assert json.loads(known.stdout)["unanswered"] >= len(jobs)
+    assert "slurmdbd did not list" in known.stderr
+    assert "slurmdbd lists no job of cluster box" in unknown.stderr
+
+
+def test_a_script_without_an_answer_is_not_scriptless(
+    booked_sandbox: Sandbox, jobs: dict[str, int]
+) -> None:
+    slurm = Slurm("box", booked_sandbox.make_cluster_settings())
+    (record,) = slurm.query_accounting(jobs["plain"])
+    assert slurm.read_stored_script(record).script == SCRIPTS["plain"]
+    with failing_queries(booked_sandbox):
+        assert slurm.read_stored_script(record) == StoredScript(is_unanswered=True)
 
 
 def test_imported_jobs_of_a_user_who_left_keep_the_name(

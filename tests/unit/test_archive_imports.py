@@ -230,6 +230,7 @@ def test_what_slurmdbd_stored_is_taken_over(store: IncomingStore) -> None:
             msgspec.structs.replace(whole, record=task),
             StoredSubmission(record=JobRecord(job_id=8, submit=submit)),
             StoredSubmission(record=JobRecord(job_id=9, submit=submit), is_known=True),
+            StoredSubmission(record=JobRecord(job_id=10, submit=submit), is_unanswered=True),
         ],
         "alpha",
         store,
@@ -237,6 +238,7 @@ def test_what_slurmdbd_stored_is_taken_over(store: IncomingStore) -> None:
         events.extend,
     )
     assert (done.scripts, done.scriptless, done.known, done.skipped) == (2, 1, 1, 0)
+    assert (done.unanswered, done.exit_code) == (1, 1)
     assert [event.key for event in events] == [
         f"script:7:{NOON_NS}",
         f"import:7:{NOON_NS}",

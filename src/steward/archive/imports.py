@@ -41,6 +41,7 @@ from steward.core.events import (
     JobScript,
     make_script_key,
 )
+from steward.core.layouts import format_count
 from steward.core.records import JobRecord
 from steward.core.script_stores import IncomingStore, make_incoming_filename
 from steward.jobs.retention import get_leader_id
@@ -151,6 +152,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
         mtime_ns: Time of the script in the spool if slurmctld still has it, else the submit time;
             ns since the epoch.
         is_known: Whether the archive already has the script.
+        is_unanswered: Whether slurmdbd did not list the submission although it exists.
     """
 
     record: JobRecord
@@ -158,6 +160,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     environment: bytes | None = None
     mtime_ns: int = 0
     is_known: bool = False
+    is_unanswered: bool = False
 
 
 class ScriptImportResult(Answer, frozen=True, kw_only=True):
@@ -168,6 +171,8 @@ class ScriptImportResult(Answer, frozen=True, kw_only=True):
         owned: Imported scripts with a known owner.
         known: Scripts that the archive already had, captured or imported before.
         scriptless: Submissions whose script slurmdbd did not store.
+        unanswered: Submissions that slurmdbd did not list although they exist.
+        malformed: Rows of sacct that cannot be parsed.
         skipped: Files that were not regular, too large or unreadable.
         unknown_users: Names of user directories without a uid.
         doubtful: Scripts imported without owner, because their files belong to another uid.
@@ -177,9 +182,32 @@ class ScriptImportResult(Answer, frozen=True, kw_only=True):
     owned: int = 0
     known: int = 0
     scriptless: int = 0
+    unanswered: int = 0
+    malformed: int = 0
     skipped: int = 0
     unknown_users: tuple[str, ...] = ()
     doubtful: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if the import is incomplete."""
+        return 1 if self.unanswered or self.malformed else 0
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return files and submissions that were not imported, and unknown users."""
+        if self.unanswered:
+            yield (
+                f"slurmdbd did not list {format_count(self.unanswered, 'submission')} that exist: "
+                "either it purged them, or its query of the database failed. Look for 'Problem "
+                "getting jobs' in slurmdbd's log, then repeat the import"
+            )
+        if self.malformed:
+            yield f"cannot parse {format_count(self.malformed, 'row')} of sacct: no complete import"
+        if self.skipped:
+            yield f"skipped {format_count(self.skipped, 'file')}: the log has each name and reason"
+        if self.unknown_users:
+            names = ", ".join(self.unknown_users)
+            yield f"users unknown on this host, so their scripts stay unverified: {names}"
 
 
 def import_tree(
@@ -260,6 +288,9 @@ def import_stored(
     import_run = _ImportRun(cluster, store, redact, append, environments=environments)
     for submission in submissions:
         record, environment = submission.record, submission.environment
+        if submission.is_unanswered:
+            import_run.unanswered += 1
+            continue
         if submission.is_known or submission.script is None:
             import_run.known += submission.is_known
             import_run.scriptless += not submission.is_known
@@ -298,6 +329,7 @@ class _ImportRun:
         self.owned = 0
         self.known = 0
         self.scriptless = 0
+        self.unanswered = 0
         self.skipped = 0
         self.doubtful = 0
 

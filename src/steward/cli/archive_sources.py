@@ -20,6 +20,7 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.tree import TreeClaim
 from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
+from steward.cli.commands import report_outcome
 from steward.cli.options import Archive, Config, Json, make_option, reject_empty
 from steward.cli.output import ProgressLine, format_count, print_json, to_local_time
 from steward.cli.parameters import Argument, Option
@@ -402,23 +403,14 @@ def import_(
             result = import_archive_tree(settings, cluster, kind, os.path.abspath(root), report)
     if as_json:
         print_json(result)
-        return
-    print(
-        f"Imported {format_count(result.scripts, 'script')}, {result.owned} of them with an owner."
-    )
-    if result.known:
-        print(f"The archive already had {format_count(result.known, 'script')}.")
-    if result.scriptless:
-        print(f"slurmdbd has no script of {format_count(result.scriptless, 'submission')}.")
-    if result.skipped:
-        output.print_warning(
-            f"skipped {format_count(result.skipped, 'file')}: the log has each name and reason"
-        )
-    if result.unknown_users:
-        names = ", ".join(escape_line(name) for name in result.unknown_users)
-        output.print_warning(
-            f"users unknown on this host, so their scripts stay unverified: {names}"
-        )
+    else:
+        scripts = format_count(result.scripts, "script")
+        print(f"Imported {scripts}, {result.owned} of them with an owner.")
+        if result.known:
+            print(f"The archive already had {format_count(result.known, 'script')}.")
+        if result.scriptless:
+            print(f"slurmdbd has no script of {format_count(result.scriptless, 'submission')}.")
+    report_outcome(result)
 
 
 def _require_single_cluster(settings: Settings) -> str:

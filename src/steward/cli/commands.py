@@ -401,7 +401,7 @@ def make_command(name: str) -> click.Command:
                 else:
                     items = stream_action(place, action, request)
                     reply = _print(action, items, style, print_answer)
-                _report(reply)
+                report_outcome(reply)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
             raise
@@ -538,7 +538,7 @@ def _print(
     return reply
 
 
-def _report(reply: Any) -> None:
+def report_outcome(reply: Any) -> None:
     """Print the warnings of a reply, and exit with its code unless that is 0."""
     if not isinstance(reply, Answer):
         return

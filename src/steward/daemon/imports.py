@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import msgspec
+
 from steward.accounting import imports
 from steward.accounting.imports import (
     ImportEventMaker,
@@ -33,7 +35,7 @@ from steward.capture.script_lookup import CapturedScripts
 from steward.capture.slurm_spool import read_spooled_script
 from steward.core.config import Settings
 from steward.core.consumers import Append
-from steward.core.errors import UsageError
+from steward.core.errors import NotFound, UsageError
 from steward.core.events import Event, make_script_key
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
 from steward.core.journal.control import WritePositions, send_command
@@ -42,7 +44,9 @@ from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor, make_redactor
 from steward.core.script_stores import make_stores
+from steward.core.sqlite import SqliteMissing
 from steward.core.waits import Stop
+from steward.jobs import JobFilter, Jobs, ListPosition, database_path
 from steward.jobs.identity import is_prompt
 from steward.jobs.retention import get_leader_id
 from steward.slurm import Slurm
@@ -54,6 +58,7 @@ Report = Callable[[int], None]
 
 _DAY: Final = timedelta(days=1)
 _MOST_JOB_IDS: Final = 200_000
+_PAGE_JOBS: Final = 500
 
 
 def import_archive_tree(
@@ -101,6 +106,7 @@ def import_stored_scripts(
     Raises:
         UsageError: There is no such cluster, or it has no slurmdbd.
         SlurmError: slurmdbd does not answer.
+        NotFound: slurmdbd lists no job in the period.
         Unavailable: Nothing can be written.
     """
     _check_cluster(settings, cluster)
@@ -112,7 +118,7 @@ def import_stored_scripts(
         _open_journal(settings) as append,
         closing(CapturedScripts(settings.state_dir, JournalReader(settings.state_dir))) as captured,
     ):
-        return import_stored(
+        result = import_stored(
             _iterate_submissions(settings, slurm, history, (since, until), captured),
             cluster,
             make_stores(settings).find_usable(),
@@ -121,6 +127,14 @@ def import_stored_scripts(
             environments=settings.archive.environments,
             report=report,
         )
+    if result == ScriptImportResult() and not history.passed_over:
+        raise NotFound(
+            f"slurmdbd lists no job of cluster {cluster} from {since:%Y-%m-%dT%H:%M:%S} to "
+            f"{until:%Y-%m-%dT%H:%M:%S} UTC: give another period with -S and -E. If jobs ran "
+            "then, look for 'Problem getting jobs' in slurmdbd's log",
+            cluster,
+        )
+    return msgspec.structs.replace(result, malformed=history.passed_over)
 
 
 def import_history(
@@ -222,7 +236,9 @@ def _iterate_submissions(
     while since < until:
         # One day per query: sacct's output is on disk meanwhile.
         end = min(until, since + _DAY)
+        has_rows = False
         for row in history.rows(since, end, steps=False):
+            has_rows = True
             record = parse_job_row(row, slurm.resolver)
             submit = record.submit if record else None
             if record is None or submit is None:
@@ -235,7 +251,31 @@ def _iterate_submissions(
                 continue
             last_by_job[leader] = (record.uid, submit)
             yield _make_submission(slurm, spool, redactor, record, submit, captured)
+        if not has_rows:
+            # If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
+            for record in _iterate_known_jobs(settings, slurm.cluster, since, end):
+                yield StoredSubmission(record=record, is_unanswered=True)
         since = end
+
+
+def _iterate_known_jobs(
+    settings: Settings, cluster: str, since: datetime, until: datetime
+) -> Iterator[JobRecord]:
+    """Yield the jobs in jobs.db that were submitted and started in a period, without tasks."""
+    try:
+        jobs = Jobs(database_path(settings.state_dir))
+    except SqliteMissing:
+        return
+    with closing(jobs):
+        job_filter = JobFilter(clusters=(cluster,), since=since, until=until)
+        position: ListPosition | None = None
+        while page := jobs.list(job_filter, _PAGE_JOBS, position):
+            for job in page:
+                start = job.record.start
+                is_listed = start is not None and since <= start < until
+                if is_listed and get_leader_id(job.record) == job.job_id:
+                    yield job.record
+            position = page[-1].position
 
 
 def _make_submission(
@@ -257,6 +297,8 @@ def _make_submission(
     ):
         return StoredSubmission(record=redacted, is_known=True)
     stored = slurm.read_stored_script(record)
+    if stored.is_unanswered:
+        return StoredSubmission(record=redacted, is_unanswered=True)
     # The spool's mtime gives the same key as capture of the same entry; and a database may have
     # stored bytes that are not UTF-8 as "?".
     return StoredSubmission(

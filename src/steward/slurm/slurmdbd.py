@@ -80,10 +80,13 @@ class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
             not UTF-8 by "?".
         environment: Environment, one variable per line, or None if not stored. A newline inside a
             value looks like the start of another variable.
+        is_unanswered: Whether slurmdbd did not list the run: it does not know it, or its own query
+            of the database failed. sacct prints nothing then, and exits with 0.
     """
 
     script: bytes | None = None
     environment: bytes | None = None
+    is_unanswered: bool = False
 
 
 class Associations(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,10 +216,9 @@ class SlurmdbdClient:
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
-        return StoredScript(
-            script=self._read_stored(record, "--batch-script"),
-            environment=self._read_stored(record, "--env-vars"),
-        )
+        texts = [self._read_stored(record, option) for option in ("--batch-script", "--env-vars")]
+        script, environment = (None if text in (b"", _NONE) else text for text in texts)
+        return StoredScript(script=script, environment=environment, is_unanswered=b"" in texts)
 
     def read_submit_line(self, record: JobRecord) -> str:
         """Return the submit line of a run, or "" if slurmdbd has none.
@@ -250,14 +252,14 @@ class SlurmdbdClient:
             times += ["-E", _format_slurm_time(record.end)]
         return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
 
-    def _read_stored(self, record: JobRecord, option: str) -> bytes | None:
-        """Return sacct's output for --batch-script or --env-vars, or None if nothing is stored."""
+    def _read_stored(self, record: JobRecord, option: str) -> bytes:
+        """Return sacct's output for --batch-script or --env-vars."""
         out = self._query_run(record, option)
         heading = _HEADING.match(out)
         if heading is not None:
             # Slurm 22.05 prints a heading despite -n, and adds a newline to the content.
             out = out[heading.end() :].removesuffix(b"\n")
-        return None if out in (b"", _NONE) else out
+        return out
 
     def _query_job(self, job_id: str, fields: str) -> bytes:
         """Run sacct for all runs of a job id and return its output."""
