@@ -126,7 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scripts", type=int, default=scaled(100_000, 200))
     parser.add_argument("--dir", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    parser.add_argument("--steward", default="steward", help="Command to measure.")
+    parser.add_argument(
+        "--steward", default=f"{sys.executable} -m steward", help="Command to measure."
+    )
     parser.add_argument("--shape", choices=("days", "one"), help="Default: both.")
     options = parser.parse_args()
     for shape in (options.shape,) if options.shape else ("days", "one"):
