@@ -14,6 +14,9 @@ USUAL := not long and not servers and not database
 ARGS ?=
 
 export PYTHON
+# Without bytecode each process of a daemon compiles Steward anew, which takes four times the CPU
+# time of its imports, and pytest rewrites the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs docs-site setup setup-python
