@@ -5,11 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Versions of Slurm that `make matrix` runs on; "installed" is the one at hand.
 MATRIX ?= installed 24.11 26.05
-# Those that are not at hand, as scripts/test.sh names them. It starts groups in the order given,
-# so the longest come first.
-VERSIONS = $(addprefix @,$(filter-out installed,$(MATRIX)))
+# Those that are not at hand, as scripts/test.sh names them.
+VERSIONS = $(addprefix 2:@,$(filter-out installed,$(MATRIX)))
 # The tests that need nothing but Slurm, and not long.
-USUAL := not long and not servers and not database
+USUAL := not long and not servers and not database and not browser
 # Further arguments for pytest, as in `make test ARGS='-k spool'`.
 ARGS ?=
 
@@ -30,12 +29,12 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 	@$(BIN)/steward demo $(if $(KEEP),--keep)
 
 test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
-	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)" unit
+	@ARGS='$(ARGS)' scripts/test.sh "2:not wide and $(USUAL)" 2:unit
 
 test-rest: setup-slurm setup-web setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm and of search servers
-	@ARGS='$(ARGS)' scripts/test.sh "wide and $(USUAL)" "long and not database and not soak" \
-		"database and not servers" $(firstword $(VERSIONS)) "servers and not long" soak \
-		$(wordlist 2,$(words $(VERSIONS)),$(VERSIONS)) older-search browser
+	@ARGS='$(ARGS)' scripts/test.sh $(VERSIONS) "long and not database and not soak" \
+		"database and not servers and not browser" "servers and not long" \
+		"2:wide and $(USUAL)" older-search soak browser
 
 test-all: test test-rest ## Run every test there is
 

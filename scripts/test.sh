@@ -1,15 +1,12 @@
 #!/bin/bash
-# Runs groups of tests side by side: `test.sh "not long" unit long @24.11`.
+# Runs groups of tests side by side: `test.sh 2:unit 2:@24.11 "long and not soak"`.
 #
-# Some compute and most wait, so together they take little longer than the longest of
-# them; too many at a time would wait for each other past their time-outs, so that only so
-# many processes run at once, in the order given. Each argument is pytest's -m for one group
-# of integration tests, or stands for the unit tests, or, as @24.11, for the tests that talk
-# to Slurm, on that version of it, or, as older-search, for those of search servers, on their
-# older majors. The first one's tests, the most, are run by two processes, with a cluster each,
-# as are those of a version, and the unit tests. The first one's output is shown as it
-# comes, that of the others as a whole when all have ended. ARGS in the environment are
-# further arguments.
+# A group is pytest's -m for integration and browser tests; `unit`, the unit tests; `@24.11`, the
+# tests that talk to Slurm, on that version; or `older-search`, the tests of search servers on their
+# older majors. "2:" before a group runs it in two processes, with a cluster each. Groups start in
+# the order given, as processes become free: the longest first, and those of two processes before
+# those of one, so that no process idles. The first group's output is shown as it comes, that of
+# the others when all have ended. ARGS in the environment are further arguments.
 set -u
 
 most=5 # six ran into time-outs on two processors
@@ -21,6 +18,7 @@ declare -A running=()
 # Of each group that has ended with failures: its name and pytest's exit code.
 failed=()
 declare -A names=()
+started=0
 trap 'rm -rf "$work"' EXIT
 trap 'kill "${!running[@]}"; exit 130' INT
 trap 'kill "${!running[@]}"; exit 143' TERM
@@ -53,40 +51,49 @@ has_room() {
     ((sum <= most))
 }
 
-# start_group NAME COUNT ARGUMENT...: pytest, in so many processes, when there is room for it.
+# start_group NAME COUNT ARGUMENT...: start pytest in so many processes, when there is room for it.
 start_group() {
     local name=$1 count=$2
     shift 2
+    ((count == 1)) || set -- "$@" -n "$count" --dist loadfile
     until has_room "$count"; do
         await_group
     done
-    run "$@" &
+    if ((started)); then
+        run "$@" >"$work/$started" 2>&1 &
+    else
+        run "$@" &
+    fi
+    started=$((started + 1))
     running[$!]=$count
     names[$!]=$name
 }
 
-start_group "$1" 2 tests/integration -n 2 --dist loadfile -m "$1"
-shift
-group=0
-for marks in "$@"; do
-    group=$((group + 1))
-    output=$work/$group
-    if [ "$marks" = unit ]; then
+for group in "$@"; do
+    count=1
+    if [[ $group =~ ^([0-9]+):(.*) ]]; then
+        count=${BASH_REMATCH[1]}
+        group=${BASH_REMATCH[2]}
+    fi
+    case $group in
+    unit)
         # Before the time-out of pytest, which waits for the interpreter's lock and whose
         # stack traces pytest-xdist drops.
-        start_group "$marks" 2 tests/unit -n 2 --dist loadfile -o faulthandler_timeout=290 \
-            -o faulthandler_exit_on_timeout=true >"$output" 2>&1
-    elif [ "${marks#@}" != "$marks" ]; then
-        export STEWARD_SLURM=${marks#@}
-        start_group "$marks" 2 tests/integration -n 2 --dist loadfile -m "matrix and not long" >"$output" 2>&1
+        start_group "$group" "$count" tests/unit -o faulthandler_timeout=290 \
+            -o faulthandler_exit_on_timeout=true
+        ;;
+    @*)
+        export STEWARD_SLURM=${group#@}
+        start_group "$group" "$count" tests/integration -m "matrix and not long"
         unset STEWARD_SLURM
-    elif [ "$marks" = older-search ]; then
+        ;;
+    older-search)
         export STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2
-        start_group "$marks" 1 tests/integration -m search >"$output" 2>&1
+        start_group "$group" "$count" tests/integration -m search
         unset STEWARD_ELASTICSEARCH STEWARD_OPENSEARCH
-    else
-        start_group "$marks" 1 tests/integration tests/browser -m "$marks" >"$output" 2>&1
-    fi
+        ;;
+    *) start_group "$group" "$count" tests/integration tests/browser -m "$group" ;;
+    esac
 done
 
 while ((${#running[@]})); do
