@@ -175,7 +175,7 @@ class BankConsumer:
             Unavailable: The ledger or the gate is unavailable.
         """
         self._complete_due = 0.0
-        if any(event.kind != QUEUE_LOOKED for event in events):
+        if any(event.kind != QUEUE_POLLED for event in events):
             self._active_until = time.monotonic() + _ACTIVE_S
         self._gate_sync.refresh()
         is_full = len(events) >= self.batch_events
