@@ -13,6 +13,7 @@ from steward.core.events import NODE_STATE, RESERVATION_STATE, Event, NodeState,
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.jobs import database_path
+from steward.jobs.day_sums import add_cluster, track_lines
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
 from steward.reports.history.consumer import HistoryConsumer
@@ -77,4 +78,6 @@ def add_run(site: Site, job_id: int, start: float, end: float | None, **fields: 
     }
     path = database_path(site.settings.state_dir)
     with closing(open_database(path, MIGRATIONS)) as books, transaction(books):
-        put_lines(books, [UsageLine(job_id=job_id, **line)])
+        add_cluster(books, line["cluster"], "UTC")
+        with track_lines(books, line["cluster"], [job_id]):
+            put_lines(books, [UsageLine(job_id=job_id, **line)])

@@ -19,6 +19,7 @@ from steward.core.events import Event
 from steward.core.records import UsageLine
 from steward.core.sqlite import Connection
 from steward.core.usage import RunEvent
+from steward.jobs.day_sums import track_lines
 from steward.jobs.identity import ResolvedJob
 from steward.jobs.launches import LaunchRow, find_run, load_accounted, load_launches, put_launches
 from steward.jobs.lines import drop_lines, load_step_usage, put_lines
@@ -73,6 +74,12 @@ class AccountingUpdate:
             The events to append to the journal.
         """
         updates = [_JobIdUpdate(group, jobs, purged) for group, jobs, purged in resolved]
+        job_ids = [update.group.job_id for update in updates]
+        with track_lines(self._connection, cluster, job_ids):
+            return self._apply_updates(cluster, updates)
+
+    def _apply_updates(self, cluster: str, updates: Sequence["_JobIdUpdate"]) -> list[Event]:
+        """Write the lines and launches of job ids; return the events to append."""
         self._load_complete(cluster, [update for update in updates if update.needs_rebuild])
         for update in updates:
             update.attribute_launches()

@@ -43,6 +43,7 @@ from steward.core.sqlite import Database, translate_errors
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, AccountingExpiry, Launch
 from steward.jobs.accounting_update import AccountingUpdate
+from steward.jobs.day_sums import add_cluster, continue_rebuild, find_incomplete_cluster
 from steward.jobs.event_intake import add_event, get_job_id, validate_event
 from steward.jobs.identity import resolve_jobs
 from steward.jobs.launches import load_steps, put_accounted
@@ -97,6 +98,10 @@ class JobsConsumer(DatabaseConsumer):
             self._connection.execute("PRAGMA secure_delete=ON")
             add_missing_columns(self._connection)
         self._is_backfilled = False
+        self._zones = {name: cluster.timezone for name, cluster in settings.cluster.items()}
+        with translate_errors(self._path), self._database.transaction():
+            for (cluster,) in self._connection.execute("SELECT cluster FROM summed").fetchall():
+                self._sum_cluster(cluster)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
         """Apply events, append the resulting events, and move the cursor to ``upto``.
@@ -137,7 +142,7 @@ class JobsConsumer(DatabaseConsumer):
             unpublished = {} if due or self._is_backfilled else self._list_unpublished()
             self._is_backfilled = not due and not unpublished
         if not due and not unpublished:
-            return self._get_wait_s()
+            return 0.0 if self._continue_rebuild() else self._get_wait_s()
         with self._open_transaction() as new_events:
             for cluster, job_ids in (due or unpublished).items():
                 writes = WriteBatch(self._connection)
@@ -152,6 +157,20 @@ class JobsConsumer(DatabaseConsumer):
                 writes.flush()
         self._send_events(append)
         return 0.0
+
+    def _sum_cluster(self, cluster: str) -> None:
+        """Begin the day sums of a cluster, or cut them again if its zone changed."""
+        add_cluster(self._connection, cluster, self._zones.get(cluster, ""))
+
+    def _continue_rebuild(self) -> bool:
+        """Sum some lines of a cluster whose zone changed; return False if there is none."""
+        with translate_errors(self._path):
+            summed = find_incomplete_cluster(self._connection)
+        if summed is None:
+            return False
+        with self._database.transaction():
+            continue_rebuild(self._connection, summed)
+        return True
 
     def _list_due(self) -> dict[str, list[int]]:
         """Return job ids whose waiting time is over, by cluster."""
@@ -251,6 +270,7 @@ class JobsConsumer(DatabaseConsumer):
         ``is_silent`` suppresses events about ended runs, see
         :meth:`steward.jobs.run_events.RunEventMaker.add_run`.
         """
+        self._sum_cluster(cluster)
         new_events: list[Event] = []
         leaders = LeaderScripts(self._connection, cluster)
         resolved = [

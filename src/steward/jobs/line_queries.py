@@ -206,6 +206,13 @@ def build_statement(
     return LineQuery(sql=sql, values=binder.bound)
 
 
+def build_columns_condition(line_filter: LineFilter) -> LineQuery:
+    """Build the condition on cluster, owner, account, partition and QOS, without times."""
+    binder = _NamedBinder()
+    parts = [*_build_scope(line_filter, binder), *_match_line_columns(line_filter, binder)]
+    return LineQuery(sql=_join_and(parts), values=binder.bound)
+
+
 def build_candidates(line_filter: LineFilter, *, table: str = "line") -> LineQuery:
     """Build the query for a superset of the matching job ids."""
     binder = _NamedBinder()

@@ -14,6 +14,7 @@ extension's functions by their entry point.
 import heapq
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,10 +27,12 @@ from steward.core.extensions import load_offer
 from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
 from steward.core.timestamps import from_micros
+from steward.jobs.day_sum_queries import DaySums, open_day_sums
 from steward.jobs.line_queries import (
     HAS_EXPRESSION,
     ORDER_COLUMNS,
     LineFilter,
+    LineQuery,
     TaskCondition,
     Tasks,
     build_candidates,
@@ -87,31 +90,52 @@ class DatabaseSource:
     Args:
         connection: Connection to it.
         name: Its name in errors.
+        among: Query for the job ids to read; None for all.
     """
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: Connection, name: str, among: LineQuery | None = None) -> None:
         self._connection = connection
         self._name = name
+        self._among = among
+
+    @contextmanager
+    def open_sums(self, cluster: str, bounds_us: Sequence[int]) -> Iterator[DaySums | None]:
+        """Open day sums, see :func:`open_day_sums`; the body reads one snapshot of the database."""
+        with translate_errors(self._name):
+            self._connection.execute("BEGIN")
+            try:
+                yield open_day_sums(self._connection, cluster, bounds_us)
+            finally:
+                self._connection.execute("ROLLBACK")
+
+    def limit_to(self, jobs: LineQuery) -> "DatabaseSource":
+        """Return a source of the lines of some jobs only, whose ids a query selects."""
+        return DatabaseSource(self._connection, self._name, jobs)
 
     def rows(
         self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Implement :class:`LineSource`."""
         with translate_errors(self._name):
-            by_index = line_filter.is_narrow or line_filter.since_us > self._find_earliest_end()
+            among = self._among
+            by_index = among is None and (
+                line_filter.is_narrow or line_filter.since_us > self._find_earliest_end()
+            )
             tasks = _TaskSets()
             query = build_statement(
                 line_filter,
                 columns,
                 steps=steps,
                 by_index=by_index,
+                extra_condition=f"job_id IN ({among.sql})" if among else "",
                 match_tasks=tasks.add_condition,
             )
             if tasks.sets:
                 self._connection.create_function(
                     "holds_task", 3, tasks.includes_task, deterministic=True
                 )
-            cursor = self._connection.execute(query.sql, query.values)
+            values = query.values | among.values if among else query.values
+            cursor = self._connection.execute(query.sql, values)
             while batch := cursor.fetchmany(_BATCH):
                 yield batch
 

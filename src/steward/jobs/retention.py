@@ -21,6 +21,7 @@ from steward.core.events import Event, JobFacts, JobScript
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
 from steward.core.timestamps import to_micros
+from steward.jobs.day_sums import track_lines
 from steward.jobs.event_intake import make_run_key
 from steward.jobs.identity import PROMPT_US, ResolvedJob
 from steward.jobs.job_ids import MAX_JOB_ID
@@ -40,6 +41,8 @@ from steward.slurm.job_states import FINISHED, strip_state_suffix
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
 """Format of ``steward.core.events.make_script_key``."""
 
+_CHUNK: Final = 500
+"""Number of jobs deleted between two updates of the day sums."""
 _encode = msgspec.json.Encoder().encode
 _PUT_EXPIRY: Final = EXPIRIES.build_upsert(()) + "before = max(before, excluded.before)"
 
@@ -223,30 +226,11 @@ def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
         f"SELECT job.number, job.job_id, job.script_key IS NOT NULL {_ENDED}",
         (cluster, to_micros(before), _EXPIRED_MARK),
     ).fetchall()
-    for number, job_id, has_script in jobs:
-        runs = connection.execute(
-            "SELECT number, submit, restarts FROM run WHERE cluster = ? AND job_id = ? AND job = ?",
-            (cluster, job_id, number),
-        ).fetchall()
-        for run_number, submit_us, restarts in runs:
-            key = (cluster, job_id, submit_us)
-            for table, column in (("line", "submit_us"), ("launch", "submit")):
-                connection.execute(
-                    f"DELETE FROM {table} WHERE cluster = ? AND job_id = ? "  # noqa: S608 -- our own names
-                    f"AND {column} = ? AND restarts = ?",
-                    (*key, restarts),
-                )
-            connection.execute(
-                "DELETE FROM accounted WHERE cluster = ? AND job_id = ? AND submit = ?", key
-            )
-            if has_script:
-                connection.execute(
-                    "UPDATE run SET told = ? WHERE number = ?", (_EXPIRED_MARK, run_number)
-                )
-            else:
-                connection.execute("DELETE FROM run WHERE number = ?", (run_number,))
-        if not has_script:
-            connection.execute("DELETE FROM job WHERE number = ?", (number,))
+    for start in range(0, len(jobs), _CHUNK):
+        chunk = jobs[start : start + _CHUNK]
+        with track_lines(connection, cluster, {job_id for _, job_id, _ in chunk}):
+            for number, job_id, has_script in chunk:
+                _expire_job(connection, cluster, number, job_id, has_script=bool(has_script))
     connection.execute(
         "DELETE FROM run WHERE cluster = ? AND job = ? AND submit < ?",
         (cluster, NO_JOB, to_micros(before)),
@@ -260,3 +244,32 @@ def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
         (cluster, to_micros(before)),
     )
     return len(jobs)
+
+
+def _expire_job(
+    connection: Connection, cluster: str, number: int, job_id: int, *, has_script: bool
+) -> None:
+    """Delete the lines and launches of a job, and its rows if it has no script."""
+    runs = connection.execute(
+        "SELECT number, submit, restarts FROM run WHERE cluster = ? AND job_id = ? AND job = ?",
+        (cluster, job_id, number),
+    ).fetchall()
+    for run_number, submit_us, restarts in runs:
+        key = (cluster, job_id, submit_us)
+        for table, column in (("line", "submit_us"), ("launch", "submit")):
+            connection.execute(
+                f"DELETE FROM {table} WHERE cluster = ? AND job_id = ? "  # noqa: S608 -- our own names
+                f"AND {column} = ? AND restarts = ?",
+                (*key, restarts),
+            )
+        connection.execute(
+            "DELETE FROM accounted WHERE cluster = ? AND job_id = ? AND submit = ?", key
+        )
+        if has_script:
+            connection.execute(
+                "UPDATE run SET told = ? WHERE number = ?", (_EXPIRED_MARK, run_number)
+            )
+        else:
+            connection.execute("DELETE FROM run WHERE number = ?", (run_number,))
+    if not has_script:
+        connection.execute("DELETE FROM job WHERE number = ?", (number,))

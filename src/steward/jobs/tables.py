@@ -5,7 +5,8 @@ few queries. The last part stores and reads gaps that nodes reported and scripts
 missed.
 
 Tables: ``job``, ``run`` and ``script``; ``launch`` (steps on nodes), ``accounted`` (imported steps)
-and ``line`` (accounting lines made of all); ``gap`` and ``missed`` (lost data); ``due`` (when to
+and ``line`` (accounting lines made of all), summed up in the tables of
+:mod:`steward.jobs.day_sums`; ``gap`` and ``missed`` (lost data); ``due`` (when to
 resolve a job id again), ``expired`` (before when jobs were deleted), ``outbox`` and ``cursor``.
 
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
@@ -25,6 +26,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
+from steward.jobs.day_sums import SUMS_SCHEMA
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
 from steward.jobs.lines import TABLE
@@ -218,6 +220,7 @@ MIGRATIONS: Final = (
     {EXPIRIES.schema}
     {OUTBOX.schema}
     {TABLE}
+    {SUMS_SCHEMA}
     """,
     """
     CREATE INDEX job_by_state

@@ -18,6 +18,7 @@ from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import PermissionRefused
 from steward.core.timestamps import to_micros
+from steward.jobs.day_sums import UsageShare
 from steward.reports import usage
 from steward.reports.capacity import (
     Capacity,
@@ -115,6 +116,31 @@ def _report_jobs(
     )
 
 
+def _report_usage(
+    context: ReportsContext,
+    caller: Caller,
+    request: JobReportRequest,
+    reply_type: type[Report],
+    build_rows: Callable[[Iterable[UsageShare]], Sequence[Any]],
+) -> Report:
+    """Report usage by account and user, limited to jobs that the caller may see."""
+    report_scope = _resolve_scope(context, request)
+    scopes = context.get_scopes(caller, report_scope.clusters)
+    is_all = all(scope.everything for scope in scopes.values())
+    shares, is_summed = context.list_usage(
+        *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
+        usage.ACCOUNT_GROUP,
+    )
+    return reply_type(
+        periods=report_scope.periods,
+        zone=report_scope.zone,
+        is_all=is_all,
+        is_default=not request.since,
+        is_summed=is_summed,
+        rows=tuple(build_rows(shares)),
+    )
+
+
 @action(
     "reports.accounts",
     scope="read",
@@ -127,7 +153,7 @@ def report_accounts(
     context: ReportsContext, caller: Caller, request: AccountsRequest
 ) -> AccountsReply:
     """Report usage by account, and by user in it."""
-    return _report_jobs(context, caller, request, AccountsReply, usage.report_accounts)
+    return _report_usage(context, caller, request, AccountsReply, usage.report_accounts)
 
 
 @action(
@@ -140,12 +166,12 @@ def report_accounts(
 )
 def report_users(context: ReportsContext, caller: Caller, request: UsersRequest) -> UsersReply:
     """Report usage by user, largest first."""
-    return _report_jobs(
+    return _report_usage(
         context,
         caller,
         request,
         UsersReply,
-        lambda runs, periods: usage.report_users(runs, periods, request.top),
+        lambda shares: usage.report_users(shares, request.top),
     )
 
 

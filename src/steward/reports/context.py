@@ -14,11 +14,14 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
+from steward.jobs.day_sum_queries import DaySums, UsageGroup
+from steward.jobs.day_sums import UsageShare
 from steward.jobs.line_queries import LineFilter
-from steward.jobs.line_sources import open_line_source
+from steward.jobs.line_sources import DatabaseSource, open_line_source
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
-from steward.reports.runs import RunPieces, read_runs
+from steward.reports.runs import FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
+from steward.reports.usage import share_edges, share_runs
 from steward.slurm.times import load_zone
 
 
@@ -85,26 +88,50 @@ class ReportsContext:
             periods: The periods, in order of time.
             fields: Number of fields to read of each piece; see :mod:`steward.reports.runs`.
         """
-        names = tuple(user for user in request.users if not user.isdecimal())
-        uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
-        line_filter = LineFilter(
-            clusters=tuple(clusters),
-            scopes=scopes,
-            users=names,
-            uids=uids,
-            accounts=tuple(account.lower() for account in request.accounts),
-            partitions=request.partitions,
-            since_us=to_micros(periods[0].since),
-            until_us=to_micros(periods[-1].until),
-            # Some sources do not report when a job became eligible; its usage counts all the same.
-            eligible_only=False,
-        )
+        line_filter = _make_filter(request, clusters, scopes, periods)
         try:
             source = open_line_source(self.settings, line_filter, duplicates=True)
         except SqliteMissing:
             # No job was recorded yet: an empty report, not an error.
             return iter(())
         return read_runs(source, line_filter, fields)
+
+    def list_usage(
+        self,
+        request: JobReportRequest,
+        clusters: Sequence[str],
+        scopes: dict[str, VisibleJobs] | None,
+        periods: Sequence[Period],
+        group: UsageGroup,
+    ) -> tuple[list[UsageShare], bool]:
+        """Return the usage in the periods, and whether day sums gave that of whole days.
+
+        Args:
+            request: Filters by account, user and partition.
+            clusters: The clusters to read.
+            scopes: Visible jobs per cluster; None for all jobs.
+            periods: The periods, in order of time.
+            group: Columns that the report groups by.
+        """
+        bounds_us = [to_micros(period.since) for period in (*periods,)]
+        bounds_us.append(to_micros(periods[-1].until))
+        shares: list[UsageShare] = []
+        is_summed = True
+        for cluster in clusters:
+            line_filter = _make_filter(request, (cluster,), scopes, periods)
+            try:
+                source = open_line_source(self.settings, line_filter, duplicates=True)
+            except SqliteMissing:
+                return [], False
+            if isinstance(source, DatabaseSource):
+                with source.open_sums(cluster, bounds_us) as sums:
+                    if sums is not None:
+                        shares += _read_with_sums(source, sums, line_filter, group)
+                        continue
+            is_summed = False
+            runs = read_runs(source, line_filter, FIELDS_WITHOUT_USE)
+            shares += share_runs(runs, Periods(bounds_us), group)
+        return shares, is_summed
 
     def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the node history; None if there is none yet."""
@@ -113,3 +140,43 @@ class ReportsContext:
     def close(self) -> None:
         """Close all files."""
         self.books.close()
+
+
+def _make_filter(
+    request: JobReportRequest,
+    clusters: Sequence[str],
+    scopes: dict[str, VisibleJobs] | None,
+    periods: Sequence[Period],
+) -> LineFilter:
+    """Return the filter of the lines of runs that ran or waited in the periods."""
+    names = tuple(user for user in request.users if not user.isdecimal())
+    uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
+    return LineFilter(
+        clusters=tuple(clusters),
+        scopes=scopes,
+        users=names,
+        uids=uids,
+        accounts=tuple(account.lower() for account in request.accounts),
+        partitions=request.partitions,
+        since_us=to_micros(periods[0].since),
+        until_us=to_micros(periods[-1].until),
+        # Some sources do not report when a job became eligible; its usage counts all the same.
+        eligible_only=False,
+    )
+
+
+def _read_with_sums(
+    source: DatabaseSource, sums: DaySums, line_filter: LineFilter, group: UsageGroup
+) -> Iterator[UsageShare]:
+    """Yield the usage of whole days from sums, and all other usage from lines."""
+    yield from sums.list_shares(line_filter, group)
+    irregular = sums.list_irregular()
+    unsummed: list[RunPieces] = []
+    regular: list[RunPieces] = []
+    for run in read_runs(source.limit_to(sums.select_jobs()), line_filter, FIELDS_WITHOUT_USE):
+        last = run[-1]
+        is_regular = len(run) == 1 and last.is_run and last.end_us
+        key = (last.job_id, last.submit_us, last.restarts)
+        (regular if is_regular and key not in irregular else unsummed).append(run)
+    yield from share_runs(unsummed, Periods(sums.bounds_us), group)
+    yield from share_edges(regular, sums)

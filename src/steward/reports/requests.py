@@ -376,6 +376,7 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         zone: IANA name of the zone that divides the periods.
         is_all: True if all users' jobs are included, False if only those that the user may see.
         is_default: Whether the request gave no start, so that the report begins with yesterday.
+        is_summed: Whether whole days come from day sums; False if every job was read.
         rows: The rows of the report.
         title: Title of the report's page.
         plotted: Attribute of the rows whose totals by period pages plot.
@@ -387,6 +388,7 @@ class ReportReply(Answer, frozen=True, kw_only=True):
     zone: str
     is_all: bool = True
     is_default: bool = False
+    is_summed: bool = False
     rows: tuple[ReportRow, ...]
 
     @property

@@ -2,8 +2,8 @@
 
 :func:`read_runs` yields each run once, as :data:`RunPieces`: a sequence of :class:`RunPiece`, more
 than one if the job was resized. :class:`Periods` computes how many seconds of a piece fall into
-each period. :func:`count_gpus` and :func:`parse_memory_bytes` read TRES strings. Times ending in
-``_us`` are µs since the epoch; 0 means unknown or not yet.
+each period. :func:`parse_memory_bytes` reads TRES strings. Times ending in ``_us`` are µs since the
+epoch; 0 means unknown or not yet.
 """
 
 from bisect import bisect_right
@@ -14,10 +14,9 @@ from typing import Final, NamedTuple
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.jobs.line_sources import LineSource
 from steward.jobs.lines import TEXT_FIELDS
-from steward.slurm.tres import parse_tres
+from steward.slurm.tres import count_gpus, parse_tres
 
 _US: Final = 1_000_000
-_GPU: Final = "gres/gpu"
 _MIB: Final = 1 << 20
 
 
@@ -196,16 +195,6 @@ class Periods:
             if begin < until:
                 off_us = min(piece.suspended_s * _US, lasted_us) * (until - begin) // lasted_us
                 yield index, begin, (until - begin - off_us) // _US
-
-
-@lru_cache(maxsize=8192)
-def count_gpus(text: str) -> int:
-    """Return the number of GPUs in a TRES string; typed ones if only those are counted."""
-    if _GPU not in text:
-        return 0
-    amounts = parse_tres(text)
-    typed = sum(amount for name, amount in amounts.items() if name.startswith(f"{_GPU}:"))
-    return amounts.get(_GPU, typed)
 
 
 @lru_cache(maxsize=8192)

@@ -9,11 +9,15 @@ them. Resource sums are seconds of a CPU, GPU or node.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
+from steward.jobs.day_sum_queries import DaySums, UsageGroup
+from steward.jobs.day_sums import UsageShare
 from steward.reports.requests import (
     AccountRow,
     JobCountsRow,
@@ -46,6 +50,13 @@ class UsageSum(msgspec.Struct):
         self.gpu_s += piece.gpus * seconds
         self.node_s += piece.nodes * seconds
 
+    def add_share(self, share: UsageShare) -> None:
+        """Add a share of usage."""
+        self.jobs += share.jobs
+        self.cpu_s += share.cpu_s
+        self.gpu_s += share.gpu_s
+        self.node_s += share.node_s
+
     @property
     def amounts(self) -> dict[str, int]:
         """Return the fields by their names in rows."""
@@ -57,43 +68,90 @@ class UsageSum(msgspec.Struct):
         }
 
 
-def sum_usage(
-    runs: Iterable[RunPieces], periods: Periods, key_of: Callable[[RunPiece], GroupKey]
-) -> dict[tuple[int, GroupKey], UsageSum]:
-    """Sum the resources of runs by period and group.
+def share_runs(
+    runs: Iterable[RunPieces], periods: Periods, group: UsageGroup
+) -> Iterator[UsageShare]:
+    """Yield the usage of runs in each period.
 
     Args:
         runs: The runs.
         periods: The periods to count them in.
-        key_of: Returns the group of a piece.
+        group: Fields of the report's groups, in each of which a resized run counts once.
     """
-    sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    get_group = attrgetter("cluster", *group)
     for run in runs:
-        if len(run) == 1:
-            piece = run[0]
-            for period, seconds in periods.split_seconds(piece):
-                usage = sums[period, key_of(piece)]
-                usage.jobs += 1
-                usage.add(piece, seconds)
-            continue
-        counted: set[tuple[int, GroupKey]] = set()
+        counted: set[GroupKey] = set()
         for piece in run:
-            key = key_of(piece)
             for period, seconds in periods.split_seconds(piece):
-                group = period, key
-                usage = sums[group]
-                usage.add(piece, seconds)
-                if group not in counted:
-                    counted.add(group)
-                    usage.jobs += 1
+                key = (period, get_group(piece))
+                yield _make_share(period, piece, seconds, jobs=int(key not in counted))
+                counted.add(key)
+        ended = periods.find_end_period(run)
+        if ended is not None:
+            yield _make_share(ended, run[-1], 0, jobs=0, is_end=True)
+
+
+def share_edges(runs: Iterable[RunPieces], sums: DaySums) -> Iterator[UsageShare]:
+    """Yield the usage of regular runs outside of the days that sums cover.
+
+    Args:
+        runs: Runs of which the sums include the inner days.
+        sums: The sums of the periods.
+    """
+    bounds: list[int] = []
+    parts: list[tuple[int, bool]] = []
+    for period, (since_us, until_us) in enumerate(pairwise(sums.bounds_us)):
+        inner = sums.inner[period] or (until_us, until_us)
+        ends = ((since_us, inner[0], True), (*inner, False), (inner[1], until_us, True))
+        for begin_us, end_us, is_edge in ends:
+            if begin_us < end_us:
+                bounds.append(begin_us)
+                parts.append((period, is_edge))
+    periods = Periods([*bounds, sums.bounds_us[-1]])
+    for run in runs:
+        piece = run[0]
+        ended = periods.find_end_period(run)
+        last_period = -1
+        for part, seconds in periods.split_seconds(piece):
+            period, is_edge = parts[part]
+            if is_edge:
+                is_first = period != last_period
+                yield _make_share(period, piece, seconds, jobs=int(is_first), is_end=part == ended)
+            last_period = period
+
+
+def _make_share(
+    period: int, piece: RunPiece, seconds: int, *, jobs: int, is_end: bool = False
+) -> UsageShare:
+    is_over = is_end and piece.state in FINISHED
+    is_success = piece.state == _SUCCESS_STATE
+    return UsageShare(
+        period,
+        *(piece.cluster, piece.account, piece.user, piece.uid, piece.partition, jobs),
+        *(piece.cpus * seconds, piece.gpus * seconds, piece.nodes * seconds),
+        completed=int(is_over and is_success),
+        failed=int(is_over and not is_success),
+    )
+
+
+ACCOUNT_GROUP: Final = ("account", "user", "uid")
+PARTITION_GROUP: Final = ("partition",)
+
+
+def _sum_shares(
+    shares: Iterable[UsageShare], group: UsageGroup
+) -> dict[tuple[int, GroupKey], UsageSum]:
+    """Sum shares by period, cluster and group."""
+    get_group = attrgetter("cluster", *group)
+    sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    for share in shares:
+        sums[share.period, get_group(share)].add_share(share)
     return sums
 
 
-def report_accounts(runs: Iterable[RunPieces], periods: Periods) -> list[AccountRow]:
+def report_accounts(shares: Iterable[UsageShare]) -> list[AccountRow]:
     """Report usage by account: a total row for each account, then its users, largest first."""
-    by_user = sum_usage(
-        runs, periods, lambda usage: (usage.cluster, usage.account, usage.user, usage.uid)
-    )
+    by_user = _sum_shares(shares, ACCOUNT_GROUP)
     by_account: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
     for (period, (cluster, account, _, _)), usage in by_user.items():
         total = by_account[period, cluster, account]
@@ -103,7 +161,7 @@ def report_accounts(runs: Iterable[RunPieces], periods: Periods) -> list[Account
         total.node_s += usage.node_s
     user_rows = [
         (
-            (period, cluster, account, -usage.cpu_s, user),
+            (period, cluster, account, -usage.cpu_s, user, str(uid)),
             AccountRow(
                 period=period, cluster=cluster, account=account, user=user, uid=uid, **usage.amounts
             ),
@@ -112,7 +170,7 @@ def report_accounts(runs: Iterable[RunPieces], periods: Periods) -> list[Account
     ]
     account_rows = [
         (
-            (period, cluster, account, float("-inf"), ""),
+            (period, cluster, account, float("-inf"), "", ""),
             AccountRow(
                 period=period, cluster=cluster, account=account, user="", uid=None, **usage.amounts
             ),
@@ -128,30 +186,20 @@ class _UserSum(UsageSum):
     failed: int = 0
 
 
-def report_users(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[UserRow]:
+def report_users(shares: Iterable[UsageShare], top: int) -> list[UserRow]:
     """Report usage by user over all accounts, largest first.
 
     Args:
-        runs: The runs.
-        periods: The periods to count them in.
+        shares: The usage, by :data:`ACCOUNT_GROUP` at least.
         top: Number of users for each cluster and period; 0 for all.
     """
     sums: dict[tuple[int, str, str, int | None], _UserSum] = defaultdict(_UserSum)
-    for run in runs:
-        counted: set[int] = set()
-        for piece in run:
-            for period, seconds in periods.split_seconds(piece):
-                user_sum = sums[period, piece.cluster, piece.user, piece.uid]
-                user_sum.add(piece, seconds)
-                user_sum.accounts.add(piece.account)
-                if period not in counted:
-                    counted.add(period)
-                    user_sum.jobs += 1
-        last, ended = run[-1], periods.find_end_period(run)
-        if ended is not None and last.state in FINISHED:
-            user_sum = sums[ended, last.cluster, last.user, last.uid]
-            user_sum.completed += last.state == _SUCCESS_STATE
-            user_sum.failed += last.state != _SUCCESS_STATE
+    for share in shares:
+        user_sum = sums[share.period, share.cluster, share.user, share.uid]
+        user_sum.add_share(share)
+        user_sum.accounts.add(share.account)
+        user_sum.completed += share.completed
+        user_sum.failed += share.failed
     rows = [
         UserRow(
             period=period,
@@ -165,7 +213,7 @@ def report_users(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[
         )
         for (period, cluster, user, uid), user_sum in sums.items()
     ]
-    rows.sort(key=lambda row: (row.period, row.cluster, -row.cpu_s, row.user))
+    rows.sort(key=lambda row: (row.period, row.cluster, -row.cpu_s, row.user, str(row.uid)))
     return _limit_rows(rows, top)
 
 
@@ -215,7 +263,8 @@ def report_partitions(runs: Iterable[RunPieces], periods: Periods) -> list[Parti
         return piece.cluster, piece.partition
 
     all_runs = list(runs)
-    usage, waits = sum_usage(all_runs, periods, key), collect_wait_times(all_runs, periods, key)
+    usage = _sum_shares(share_runs(all_runs, periods, PARTITION_GROUP), PARTITION_GROUP)
+    waits = collect_wait_times(all_runs, periods, key)
     return [
         PartitionRow(
             period=period,

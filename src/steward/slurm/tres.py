@@ -7,6 +7,7 @@ node's GRES, :func:`parse_requested_gres` and :func:`parse_licenses` read a job'
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from steward.core.records import JobRecord
@@ -22,6 +23,7 @@ _FACTORS: Final = {
 _COUNTS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _AMOUNT: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)", re.IGNORECASE)
 _MEMORY: Final = "mem"
+_GPU: Final = "gres/gpu"
 
 
 def is_size(name: str) -> bool:
@@ -41,6 +43,16 @@ def parse_tres(text: str) -> dict[str, int]:
         if value is not None:
             amounts[name] = value
     return amounts
+
+
+@lru_cache(maxsize=8192)
+def count_gpus(text: str) -> int:
+    """Return the number of GPUs in a TRES string; typed ones if only those are counted."""
+    if _GPU not in text:
+        return 0
+    amounts = parse_tres(text)
+    typed = sum(amount for name, amount in amounts.items() if name.startswith(f"{_GPU}:"))
+    return amounts.get(_GPU, typed)
 
 
 def parse_tres_amount(name: str, amount: str) -> int | None:

@@ -1,0 +1,317 @@
+"""Day sums: they equal a recount of the lines after any facts, and reports with them the lines."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import history
+from harness.events import at, make_event, us
+from harness.jobs import Books, record
+from harness.site import ADA, COORDINATOR, ROOT, Site
+from steward.core.access import Caller
+from steward.core.config import Settings
+from steward.core.events import ACCOUNTING_EXPIRE, Event
+from steward.core.records import UsageLine
+from steward.core.sqlite import Connection, open_database, open_reader, transaction
+from steward.core.usage import AccountingExpiry
+from steward.jobs import JobsConsumer, database_path
+from steward.jobs.day_sum_queries import open_day_sums
+from steward.jobs.day_sums import (
+    add_cluster,
+    continue_rebuild,
+    find_incomplete_cluster,
+    track_lines,
+)
+from steward.jobs.line_queries import LineFilter
+from steward.jobs.lines import put_lines
+from steward.jobs.tables import MIGRATIONS
+from steward.slurm.settings import ClusterSettings
+
+DAY = 86_400
+HOUR = 3600
+TABLES = ("day_sum", "crossing", "irregular")
+ZONES = ("UTC", "Europe/Paris", "America/Havana", "America/Sao_Paulo", "Pacific/Apia")
+
+
+def read_sums(connection: Connection) -> list[Any]:
+    """Return everything that is summed."""
+    tables = (connection.execute(f"SELECT * FROM {table}") for table in TABLES)
+    return [sorted(table) for table in tables]
+
+
+def recount(connection: Connection) -> list[Any]:
+    """Sum all lines again, and return the sums; the database stays as it was."""
+    connection.execute("BEGIN")
+    for table in ("summed_day", *TABLES):
+        connection.execute(f"DELETE FROM {table}")
+    connection.execute("UPDATE summed SET upto = 0")
+    while (summed := find_incomplete_cluster(connection)) is not None:
+        continue_rebuild(connection, summed)
+    sums = read_sums(connection)
+    connection.execute("ROLLBACK")
+    return sums
+
+
+@st.composite
+def facts(draw: Any) -> list[Event]:
+    """Generate the records of a few jobs, which may contradict each other, in any order."""
+    events: list[Event] = []
+    for job_id in range(1, draw(st.integers(1, 4)) + 1):
+        submit = draw(st.integers(0, 5 * DAY))
+        for restarts in range(draw(st.integers(1, 2))):
+            start = submit + draw(st.sampled_from([0, 60, DAY]))
+            for number in range(draw(st.integers(1, 3))):
+                end = start + draw(st.sampled_from([0, 1, HOUR, 20 * HOUR, 3 * DAY]))
+                event = record(
+                    *(job_id, submit),
+                    draw(st.sampled_from(["RUNNING", "COMPLETED", "FAILED", "REQUEUED"])),
+                    seen=end + number + draw(st.integers(0, 99)) / 100,
+                    end=draw(st.sampled_from([None, end])),
+                    whole=draw(st.booleans()),
+                    restarts=restarts,
+                    start=at(start),
+                    account=draw(st.sampled_from(["physics", "chemistry"])),
+                    partition=draw(st.sampled_from(["short", "long"])),
+                    suspended_s=draw(st.sampled_from([None, 0, 30])),
+                    cpus=draw(st.integers(1, 4)),
+                    nodes=1,
+                    tres_allocated=draw(st.sampled_from(["", "cpu=4,gres/gpu=2"])),
+                )
+                events.append(event)
+            if draw(st.booleans()):
+                size = {"state": "RESIZING", "end": start + 60, "cpus": 8}
+                events.append(record(job_id, submit, start=at(start), restarts=restarts, **size))
+            submit += 4 * DAY
+    if draw(st.booleans()):
+        moment = draw(st.integers(0, 10)) * DAY
+        body = AccountingExpiry(before=at(moment))
+        events.append(make_event(ACCOUNTING_EXPIRE, f"expire:{moment}", body, at(20 * DAY)))
+    shuffled: list[Event] = draw(st.permutations(events))
+    return shuffled
+
+
+def open_books(directory: Path, zone: str) -> Books:
+    """Open the consumer of jobs.db with a zone of the cluster c1."""
+    books = Books(directory)
+    books.consumer.close()
+    cluster = {"c1": ClusterSettings(timezone=zone)}
+    books.consumer = JobsConsumer(Settings(state_dir=str(directory), cluster=cluster))
+    return books
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(facts(), st.integers(1, 4), st.sampled_from(ZONES))
+def test_sums_equal_a_recount_after_any_order_of_late_facts(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], size: int, zone: str
+) -> None:
+    books = open_books(tmp_path_factory.mktemp("books"), zone)
+    with closing(books.consumer), closing(open_database(books.path, MIGRATIONS)) as copy:
+        for start in range(0, len(events), size):
+            books.take(*events[start : start + size])
+            assert read_sums(copy) == recount(copy)
+        books.take(*events)
+        assert read_sums(copy) == recount(copy)
+
+
+def test_a_change_of_zone_rebuilds_the_sums_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.jobs.day_sums.REBUILD_JOBS", 2)
+    books = open_books(tmp_path, "Europe/Paris")
+    ended = [
+        record(number, 0, "COMPLETED", start=at(10), end=DAY, cpus=1, nodes=1, seen=DAY)
+        for number in range(1, 6)
+    ]
+    books.take(*ended[:4])
+    books.consumer.close()
+    books = open_books(tmp_path, "America/Havana")
+    with closing(books.consumer), closing(open_database(books.path, MIGRATIONS)) as copy:
+        assert read_sums(copy) == [[], [], []]
+        assert books.consumer.tick(books.said.extend) == 0.0
+        # One job id is behind the progress of the rebuild, another before it.
+        times: dict[str, Any] = {"start": at(3 * DAY + 10), "end": 4 * DAY, "seen": 4 * DAY}
+        late = [record(number, 3 * DAY, "FAILED", restarts=1, **times) for number in (1, 4)]
+        books.take(*late, ended[4])
+        assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is None
+        while books.consumer.tick(books.said.extend) == 0.0:
+            pass
+        assert read_sums(copy) == recount(copy)
+        assert len({row[1] for row in copy.execute("SELECT * FROM day_sum")}) == 4
+        assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is not None
+
+
+@st.composite
+def run_lines(draw: Any) -> list[UsageLine]:
+    """Generate the lines of runs that have ended, run or wait; a few are irregular."""
+    lines = []
+    for job_id in range(1, draw(st.integers(1, 12)) + 1):
+        start = draw(st.integers(0, 12 * 4)) * 6 * HOUR + draw(st.sampled_from([0, 0, 1, 0.5]))
+        length = draw(st.sampled_from([0, 1, HOUR, 12 * HOUR, DAY, 3 * DAY, 2.5, None]))
+        line = UsageLine(
+            cluster="c1",
+            job_id=job_id,
+            label=str(job_id),
+            submit_us=us(start - 60),
+            eligible_us=us(start + draw(st.sampled_from([-60, 0, 30]))),
+            start_us=us(start) if draw(st.integers(0, 9)) else 0,
+            end_us=0 if length is None else us(start + length),
+            suspended_s=draw(st.sampled_from([0, 0, 100])),
+            uid=draw(st.sampled_from([None, 4001, 4002])),
+            user=draw(st.sampled_from(["", "ada", "bela"])),
+            account=draw(st.sampled_from(["", "physics", "chemistry"])),
+            partition=draw(st.sampled_from(["main", "long"])),
+            state=draw(st.sampled_from(["COMPLETED", "FAILED", "RUNNING"])),
+            cpus=draw(st.integers(0, 4)),
+            nodes=draw(st.integers(0, 2)),
+            tres_allocated=draw(st.sampled_from(["", "gres/gpu=2"])),
+        )
+        lines.append(line)
+        if length and not draw(st.integers(0, 5)):
+            piece = {"piece_us": us(start), "start_us": us(start - DAY), "end_us": us(start)}
+            account = draw(st.sampled_from(["physics", line.account]))
+            lines.append(msgspec.structs.replace(line, account=account, state="RESIZING", **piece))
+    return lines
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = history.make_site(tmp_path_factory.mktemp("site"))
+    yield site
+    site.close()
+
+
+BOUNDS = st.integers(0, 16 * 4).map(lambda quarter: quarter * 6 * HOUR)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    run_lines(),
+    st.tuples(BOUNDS, BOUNDS, st.sampled_from([0, 0, 1, 100])),
+    st.sampled_from(ZONES),
+    st.sampled_from(ZONES),
+    st.sampled_from(["", "day", "week"]),
+    st.sampled_from(
+        [{}, {"accounts": ["physics"]}, {"users": ["ada", "4002"]}, {"partitions": ["long"]}]
+    ),
+    st.sampled_from([ROOT, ADA, COORDINATOR]),
+)
+def test_reports_from_sums_equal_reports_from_lines(
+    site: Site,
+    lines: list[UsageLine],
+    bounds: tuple[int, int, int],
+    zone: str,
+    asked_zone: str,
+    by: str,
+    chosen: dict[str, Any],
+    who: Caller,
+) -> None:
+    site.now = at(20 * DAY)
+    since, length, more = bounds
+    request = {
+        **chosen,
+        "since": at(since - DAY).isoformat(),
+        "until": at(since + max(length, 60) + more).isoformat(),
+        "clusters": ["c1"],
+        "zone": asked_zone,
+        "by": by,
+    }
+    path = database_path(site.settings.state_dir)
+    with closing(open_database(path, MIGRATIONS)) as books:
+        with transaction(books):
+            books.execute("DELETE FROM line")
+            books.execute("DELETE FROM summed")
+            add_cluster(books, "c1", zone)
+            for line in lines:
+                with track_lines(books, "c1", [line.job_id]):
+                    put_lines(books, [line])
+        assert read_sums(books) == recount(books)
+        names = ("accounts", "users")
+        with_sums = [site.ask(f"reports.{name}", who, **request) for name in names]
+        with transaction(books):
+            books.execute("DELETE FROM summed")
+        for name, reply in zip(names, with_sums, strict=True):
+            expected = site.ask(f"reports.{name}", who, **request)
+            assert not expected.is_summed
+            assert reply.rows == expected.rows
+
+
+def add_days(site: Site, count: int) -> None:
+    """Write 20 runs an hour long for each of some days, and one that crosses midnight."""
+    path = database_path(site.settings.state_dir)
+    with closing(open_database(path, MIGRATIONS)) as books, transaction(books):
+        books.execute("DELETE FROM line")
+        books.execute("DELETE FROM summed")
+        add_cluster(books, "c1", "UTC")
+        for day in range(count):
+            starts = [*range(20), 11.5]
+            runs = [
+                UsageLine(
+                    cluster="c1",
+                    job_id=day * 100 + number + 1,
+                    label="",
+                    start_us=us((day * 24 + start) * HOUR),
+                    end_us=us((day * 24 + start + 1) * HOUR),
+                    account="physics",
+                    state="COMPLETED",
+                    cpus=1,
+                )
+                for number, start in enumerate(starts)
+            ]
+            with track_lines(books, "c1", [run.job_id for run in runs]):
+                put_lines(books, runs)
+
+
+def test_a_report_reads_a_row_of_each_day_and_the_runs_at_its_ends(site: Site) -> None:
+    site.now = at(100 * DAY)
+    add_days(site, 60)
+    path = database_path(site.settings.state_dir)
+    with closing(open_reader(path)) as reader:
+        # From 18:00 on the tenth day to 6:00 on the fortieth.
+        sums = open_day_sums(reader, "c1", [us((10 * 24 + 6) * HOUR), us((39 * 24 + 18) * HOUR)])
+        assert sums is not None
+        jobs = sums.select_jobs()
+        job_ids = {row[0] for row in reader.execute(jobs.sql, jobs.values)}
+        inner = sums.inner[0]
+        rows = reader.execute(
+            "SELECT count(*) FROM day_sum WHERE begin_us >= ? AND begin_us < ?", inner
+        ).fetchone()
+        assert rows == (29,)
+        # Of 600 runs only those of the two days that are cut.
+        assert 20 < len(job_ids) <= 2 * 22
+        assert not sums.list_irregular()
+        assert len(sums.list_shares(LineFilter(), ("account", "user", "uid"))) == 1
+
+
+def test_reports_search_sums_and_lines_by_index(site: Site) -> None:
+    site.now = at(100 * DAY)
+    add_days(site, 40)
+    statements: list[str] = []
+    path = database_path(site.settings.state_dir)
+    original = open_reader
+
+    def open_traced(*arguments: Any, **options: Any) -> Connection:
+        connection = original(*arguments, **options)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("steward.jobs.line_sources.open_reader", open_traced)
+        request = {"since": at(2 * DAY).isoformat(), "until": at(30 * DAY).isoformat()}
+        assert site.ask("reports.accounts", ROOT, **request, clusters=["c1"]).is_summed
+    queries = [
+        statement
+        for statement in statements
+        if statement.startswith("SELECT") and ("day_sum" in statement or "step = ''" in statement)
+    ]
+    with closing(open_reader(path)) as reader:
+        plans = [row[3] for sql in queries for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    assert len(queries) >= 2
+    assert any(plan.startswith("SEARCH day_sum USING PRIMARY KEY") for plan in plans)
+    assert any("line_by_end" in plan for plan in plans)
+    assert not [plan for plan in plans if plan.startswith("SCAN") and "json_each" not in plan]
