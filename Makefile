@@ -57,6 +57,7 @@ bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs 
 	$(BIN)/python bench/archive_bench.py
 	$(BIN)/python bench/sacct_bench.py
 	$(BIN)/python bench/commands_bench.py
+	$(BIN)/python bench/reports_bench.py
 	$(BIN)/python bench/shim_bench.py
 	$(BIN)/python bench/sinks_bench.py
 	$(BIN)/python bench/nodes_bench.py
