@@ -85,6 +85,15 @@ def test_pieces_of_a_resized_job_are_one_run(site: Site) -> None:
     assert (whole.jobs, whole.allocated_cpu_s) == (1, 8 * 100 + 2 * 200)
 
 
+def test_a_resized_run_in_two_accounts_is_one_run_of_its_user(site: Site) -> None:
+    history.add_run(site, 1, 0, 100, piece_us=1, state="RESIZING", account="chemistry")
+    history.add_run(site, 1, 100, 300, eligible=0)
+    (row,) = ask(site, "users").rows
+    assert (row.jobs, row.accounts) == (1, ("chemistry", "physics"))
+    totals = [row.jobs for row in ask(site, "accounts").rows if not row.user]
+    assert totals == [1, 1]
+
+
 def test_how_long_jobs_waited(site: Site) -> None:
     for number in range(1, 11):
         history.add_run(site, number, 100, 200, eligible=100 - number, submit=-1000, cpus=number)

@@ -6,10 +6,10 @@ that a command with one query does not load the consumer.
 Path of an event: ``consumer`` receives it, ``event_intake`` adds it to the group of its job id
 (``tables``), ``run_merge`` and ``identity`` resolve the group into runs and jobs,
 ``accounting_update`` attributes ``launches`` to runs (``run_views``) and writes accounting
-``lines`` (``usage``), ``run_events`` makes the resulting events, ``writes`` stores the group, and
-``outbox`` appends the events to the journal. ``queries``, ``run_queries`` and ``filters`` read
-jobs.db; ``line_queries`` and ``line_sources`` read lines, also of files; ``retention`` purges and
-expires.
+``lines`` (``usage``) and their ``day_sums``, ``run_events`` makes the resulting events, ``writes``
+stores the group, and ``outbox`` appends the events to the journal. ``queries``, ``run_queries`` and
+``filters`` read jobs.db; ``line_queries`` and ``line_sources`` read lines, also of files;
+``day_sum_queries`` reads sums for reports; ``retention`` purges and expires.
 """
 
 from typing import TYPE_CHECKING

@@ -18,6 +18,7 @@ from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import PermissionRefused
 from steward.core.timestamps import to_micros
+from steward.jobs.day_sum_queries import UsageGroup
 from steward.jobs.day_sums import UsageShare
 from steward.reports import usage
 from steward.reports.capacity import (
@@ -121,15 +122,19 @@ def _report_usage(
     caller: Caller,
     request: JobReportRequest,
     reply_type: type[Report],
+    group: UsageGroup,
     build_rows: Callable[[Iterable[UsageShare]], Sequence[Any]],
 ) -> Report:
-    """Report usage by account and user, limited to jobs that the caller may see."""
+    """Report usage by account and user, limited to jobs that the caller may see.
+
+    ``group`` are the fields by which it counts runs, see :func:`steward.reports.usage.share_runs`.
+    """
     report_scope = _resolve_scope(context, request)
     scopes = context.get_scopes(caller, report_scope.clusters)
     is_all = all(scope.everything for scope in scopes.values())
     shares, is_summed = context.list_usage(
         *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
-        usage.ACCOUNT_GROUP,
+        group,
     )
     return reply_type(
         periods=report_scope.periods,
@@ -153,7 +158,11 @@ def report_accounts(
     context: ReportsContext, caller: Caller, request: AccountsRequest
 ) -> AccountsReply:
     """Report usage by account, and by user in it."""
-    return _report_usage(context, caller, request, AccountsReply, usage.report_accounts)
+    return _report_usage(
+        *(context, caller, request, AccountsReply),
+        usage.ACCOUNT_GROUP,
+        usage.report_accounts,
+    )
 
 
 @action(
@@ -171,6 +180,7 @@ def report_users(context: ReportsContext, caller: Caller, request: UsersRequest)
         caller,
         request,
         UsersReply,
+        (),
         lambda shares: usage.report_users(shares, request.top),
     )
 

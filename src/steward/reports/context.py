@@ -21,7 +21,7 @@ from steward.jobs.line_sources import DatabaseSource, open_line_source
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
 from steward.reports.runs import FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
-from steward.reports.usage import share_edges, share_runs
+from steward.reports.usage import ACCOUNT_GROUP, share_edges, share_runs
 from steward.slurm.times import load_zone
 
 
@@ -111,10 +111,9 @@ class ReportsContext:
             clusters: The clusters to read.
             scopes: Visible jobs per cluster; None for all jobs.
             periods: The periods, in order of time.
-            group: Columns that the report groups by.
+            group: Fields by which the report counts runs, see :func:`share_runs`.
         """
-        bounds_us = [to_micros(period.since) for period in (*periods,)]
-        bounds_us.append(to_micros(periods[-1].until))
+        bounds_us = [*(to_micros(x.since) for x in periods), to_micros(periods[-1].until)]
         shares: list[UsageShare] = []
         is_summed = True
         for cluster in clusters:
@@ -169,7 +168,7 @@ def _read_with_sums(
     source: DatabaseSource, sums: DaySums, line_filter: LineFilter, group: UsageGroup
 ) -> Iterator[UsageShare]:
     """Yield the usage of whole days from sums, and all other usage from lines."""
-    yield from sums.list_shares(line_filter, group)
+    yield from sums.list_shares(line_filter, ACCOUNT_GROUP)
     irregular = sums.list_irregular()
     unsummed: list[RunPieces] = []
     regular: list[RunPieces] = []

@@ -1,10 +1,9 @@
 """Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
 
-One function for each report takes runs (:data:`RunPieces`) and :class:`Periods` and returns rows of
-:mod:`steward.reports.requests`: :func:`report_accounts`, :func:`report_users`,
-:func:`report_partitions`, :func:`report_waits`, :func:`report_job_counts`, :func:`report_waste`.
-``reports.actions`` calls them. :func:`sum_usage` and :func:`collect_wait_times` group runs for
-them. Resource sums are seconds of a CPU, GPU or node.
+One function for each report returns rows of :mod:`steward.reports.requests`. Reports by account and
+user take :class:`UsageShare` items, which come from day sums or, by :func:`share_runs` and
+:func:`share_edges`, from runs. All others take runs (:data:`RunPieces`) and :class:`Periods`.
+``reports.actions`` calls them. Resource sums are seconds of a CPU, GPU or node.
 """
 
 from bisect import bisect_right
@@ -76,7 +75,7 @@ def share_runs(
     Args:
         runs: The runs.
         periods: The periods to count them in.
-        group: Fields of the report's groups, in each of which a resized run counts once.
+        group: Fields by which the report counts runs: a resized run counts once in each group.
     """
     get_group = attrgetter("cluster", *group)
     for run in runs:
