@@ -105,8 +105,8 @@ def test_a_list_is_printed_page_by_page(
 
         monkeypatch.setattr(commands, "call_action", call)
         request = action.request(since="2020-01-01")
-        pages = commands._Pages(ClientPlace(), action, request, 0)
-        commands._print_pages(action, pages, STYLES[style], None)
+        pages = commands.ReplyPages(ClientPlace(), action, request, 0)
+        commands.print_pages(action, pages, STYLES[style], None)
         assert pages.count == (MANY if site is sites[MANY] else FEW)
 
     check_growth(sites, list_jobs)

@@ -396,8 +396,8 @@ def make_command(name: str) -> click.Command:
                 if _has_pages(action):
                     count = _count_rows(parameters, values)
                     limit = request.limit if count is None else count
-                    pages = _Pages(place, action, request, limit)
-                    reply = _print_pages(action, pages, style, print_answer)
+                    pages = ReplyPages(place, action, request, limit)
+                    reply = print_pages(action, pages, style, print_answer)
                 else:
                     items = stream_action(place, action, request)
                     reply = _print(action, items, style, print_answer)
@@ -459,7 +459,7 @@ def _count_rows(parameters: Sequence[_Parameter], values: Mapping[str, Any]) -> 
     return None
 
 
-class _Pages:
+class ReplyPages:
     """Rows of a reply in pages, each requested when the rows before are printed.
 
     Attributes:
@@ -499,8 +499,8 @@ class _Pages:
         return f"More than {self.count} match; use --limit 0 for all." if has_more else ""
 
 
-def _print_pages(
-    action: Action, pages: _Pages, style: output.Style, printer: Printer | None
+def print_pages(
+    action: Action, pages: ReplyPages, style: output.Style, printer: Printer | None
 ) -> Any:
     """Print a reply in pages, without a list of all rows unless a printer needs it."""
     rows = action.rows
