@@ -52,8 +52,8 @@ def sites(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tree, "_MAX_NAMES_IN_MEMORY", 100)
-    monkeypatch.setattr(rebuild, "_COMMIT_EVERY", 100)
+    monkeypatch.setattr(tree, "MAX_NAMES_IN_MEMORY", 100)
+    monkeypatch.setattr(rebuild, "COMMIT_EVERY", 100)
     monkeypatch.setattr(commands, "PAGE_ROWS", 100)
     monkeypatch.setattr(output, "BLOCK_ROWS", 100)
     with open(os.devnull, "w", encoding="utf-8") as null:

@@ -38,7 +38,7 @@ from steward.core.errors import Unavailable
 from steward.core.files import sync_filesystem
 from steward.core.sqlite import SqliteUnavailable
 
-_COMMIT_EVERY = 1000
+COMMIT_EVERY = 1000
 _OPEN_MONTHS = 12
 
 
@@ -127,7 +127,7 @@ class CatalogBuilder:
             writer.begin()
         self._writers[month] = writer  # The one used last stands last.
         self._pending += 1
-        if self._pending >= _COMMIT_EVERY:
+        if self._pending >= COMMIT_EVERY:
             self._pending = 0
             for open_writer in self._writers.values():
                 open_writer.commit()

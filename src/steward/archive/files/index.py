@@ -10,7 +10,6 @@ or UNVERIFIED when it waited too long; a later identity makes it PLACED. The mov
 purge deletes the row.
 """
 
-import json
 import operator
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -362,7 +361,8 @@ class FilesRecords:
             "script_name IN (SELECT value FROM json_each(?)) "
             "OR env_name IN (SELECT value FROM json_each(?)))"
         )
-        texts = json.dumps(names)
+        # Names that are not UTF-8 cannot be in the database.
+        texts = msgspec.json.encode([name for name in names if _is_utf8(name)]).decode()
         return {name for row in self.query(sql, *states, path, texts, texts) for name in row}
 
     def get_directory_number(self, path: str) -> int:
@@ -466,6 +466,10 @@ class FilesRecords:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
+
+
+def _is_utf8(name: str) -> bool:
+    return name.isascii() or not any("\udc80" <= character <= "\udcff" for character in name)
 
 
 def has_other_owner(row: FileRow, record: JobRecord) -> bool:

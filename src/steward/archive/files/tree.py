@@ -210,7 +210,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
 _MAX_SINGLE_SYNCS = 8
-_MAX_NAMES_IN_MEMORY = 10_000
+MAX_NAMES_IN_MEMORY = 10_000
 
 # These errors concern one path, not the archive: retrying the whole batch later would not help.
 _PATH_ERRORS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
@@ -256,7 +256,7 @@ class SortedNames:
             SqliteUnavailable: There is no place for temporary files.
         """
         self._names.append(os.fsencode(name))
-        if len(self._names) == _MAX_NAMES_IN_MEMORY:
+        if len(self._names) == MAX_NAMES_IN_MEMORY:
             self._spill()
 
     def _spill(self) -> Connection:
