@@ -19,7 +19,7 @@ from harness.site import Site
 from steward.bank.consumer import IDLE_S, BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.client import GateClient
-from steward.bank.gate.requests import PluginRequest
+from steward.bank.gate.requests import GateStatus, PluginRequest
 from steward.bank.gate.server import GateServer
 from steward.bank.gate_sync import CONFIG_CHECK_S, MODEL_REFRESH_S, ClusterModels
 from steward.bank.ledger import Account, RejectedJob
@@ -663,13 +663,14 @@ def test_unchanged_state_files_save_queries(bank: Bank, monkeypatch: pytest.Monk
 def test_an_idle_bank_asks_the_gate_only_when_something_changed(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = list[str]()
+    queries = 0
     now_s = time.monotonic()
-    real_call = GateClient._call
+    real_query = GateClient.get_status
 
-    def call(link: GateClient, op: str, *rest: Any) -> Any:
-        calls.append(op)
-        return real_call(link, op, *rest)
+    def query(client: GateClient) -> GateStatus:
+        nonlocal queries
+        queries += 1
+        return real_query(client)
 
     bank.charger.close()
     slow = msgspec.structs.replace(bank.settings.bank, reconcile_s=60.0)
@@ -679,16 +680,16 @@ def test_an_idle_bank_asks_the_gate_only_when_something_changed(
 
     def pass_time(seconds: int) -> int:
         """Return the number of complete ticks, one a second at most."""
-        nonlocal now_s
-        calls.clear()
+        nonlocal now_s, queries
+        queries = 0
         for _ in range(seconds):
             bank.charger.tick(bank.said.extend)
             now_s += 1
-        return calls.count("state")
+        return queries
 
     pass_time(20)
     with monkeypatch.context() as patch:
-        patch.setattr(GateClient, "_call", call)
+        patch.setattr(GateClient, "get_status", query)
         assert pass_time(100) <= 4
         with bank.ledger.transaction() as t:
             t.transfers.deposit("physics", 5, BY)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,11 @@ def test_the_log_stays_short_under_a_writer_that_never_rests(store: GateStore) -
 
 def test_free_pages_go_back_to_the_file_system_while_nobody_asks(store: GateStore) -> None:
     one, db = WalCheckpointer(store), store.connect()
-    with store.transaction():
-        db_of_decisions = store._db
-        db_of_decisions.executemany(
+    with closing(store.connect()) as filler:
+        filler.executemany(
             "INSERT INTO note VALUES (?, ?)", ((f"n{n}", bytes(100_000)) for n in range(300))
         )
-    with store.transaction():
-        db_of_decisions.execute("DELETE FROM note WHERE name LIKE 'n%'")
+        filler.execute("DELETE FROM note WHERE name LIKE 'n%'")
     now = NOBODY_ASKED
     one.checkpoint_if_quiet(db, now)
     size = Path(store.path).stat().st_size

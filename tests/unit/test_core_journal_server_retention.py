@@ -196,7 +196,7 @@ def test_a_count_of_leftovers_that_hangs_does_not_keep_a_consumer(
     with closing(count_leftovers(stores, 0)) as leftovers:
         now = time.monotonic() + 3600
         monkeypatch.setattr(time, "monotonic", lambda: now)
-        monkeypatch.setattr(script_stores, "_COUNT_FILES", "import time; time.sleep(60)")
+        monkeypatch.setattr(script_stores, "COUNT_FILES", "import time; time.sleep(60)")
         assert not limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
         leftovers.update(0)
         now += 60

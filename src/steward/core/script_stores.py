@@ -48,7 +48,7 @@ _FRESH_S = 600.0
 _LONGEST_COUNT_S = 120.0
 """Longest wait for a count of leftovers, in seconds: a file system may hang."""
 
-_COUNT_FILES = """
+COUNT_FILES = """
 import os, sys
 os.nice(10)
 total = 0
@@ -520,7 +520,7 @@ class LeftoverCount:
             return
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _COUNT_FILES, *directories],
+                [sys.executable, "-I", "-S", "-c", COUNT_FILES, *directories],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
