@@ -53,7 +53,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_sent(
     path: str, place: str | places.RemoteApi
 ) -> None:
     echo, room = REGISTRY.get("test.echo"), LONGEST_REQUEST
-    with pytest.raises(UsageError, match=f"at most {room}: run the command on the daemon's host"):
+    with pytest.raises(UsageError, match=rf"at most {room}\. Run the command as root"):
         calls.ask_daemon(place, echo, Question(text="x" * room))
     room -= len(encode_request_line("test.echo", Question(text="x"))) - 1
     (told,) = calls.ask_daemon(path, echo, Question(text="x" * room))
