@@ -119,12 +119,10 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
 
 def test_a_list_without_rows_says_why(site: RulesSite) -> None:
     context = room_of(site.settings)
-    for request, reason in (
-        (RulesHistoryRequest(), "no enabled rule matched an event"),
-        (RulesHistoryRequest(status="failed"), "none matches the options"),
-    ):
+    for request in (RulesHistoryRequest(), RulesHistoryRequest(status="failed")):
         reply = actions.list_executions(context, OLGA, request)
-        assert (reply.executions, reason in reply.empty_reason) == ((), True)
+        assert reply.executions == ()
+        assert reply.empty_reason.startswith("No execution matches. Only enabled rules start some")
     without = msgspec.structs.replace(site.settings, rules=RulesSettings(directories=()))
     rules = actions.list_rules(room_of(without), OLGA, ListRulesRequest())
     assert rules.empty_reason == "No rules: 'directories' in [rules] hold no valid rule."
