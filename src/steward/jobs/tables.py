@@ -220,7 +220,6 @@ MIGRATIONS: Final = (
     {EXPIRIES.schema}
     {OUTBOX.schema}
     {TABLE}
-    {SUMS_SCHEMA}
     """,
     """
     CREATE INDEX job_by_state
@@ -230,6 +229,7 @@ MIGRATIONS: Final = (
     CREATE INDEX job_by_task ON job (array_job_id, cluster, state) WHERE array_job_id IS NOT NULL;
     """,
     _STORED_MISSED_JOBS.schema,
+    SUMS_SCHEMA,
 )
 
 
