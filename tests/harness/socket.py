@@ -185,7 +185,6 @@ def serving(
     asked: Registry | None = None,
     knows: IdentifySecret | None = None,
     uid_of: Callable[[socket.socket], int] = get_peer_uid,
-    preload_pages: Callable[[], None] = lambda: None,
 ) -> Iterator[int]:
     """Run a server in a child process; yield its process id."""
     ready, tell = os.pipe()
@@ -207,7 +206,7 @@ def serving(
                 beaten.append(1)
 
             service = RequestService(asked or registry(), limits, knows)
-            server = SocketServer(path, service, lambda _: keeps, preload_pages, get_uid=uid_of)
+            server = SocketServer(path, service, is_web_server=lambda _: keeps, get_uid=uid_of)
             server.run(stop, beat)
             code = 0
         finally:

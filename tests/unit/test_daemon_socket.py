@@ -139,16 +139,6 @@ def test_who_cannot_be_served_for_want_of_a_process_is_told_to_come_again(
         assert works(str(tmp_path / "s.sock"))
 
 
-def test_modules_of_pages_that_cannot_be_loaded_stop_no_request(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise ImportError("no module of this name any more")
-
-    path = str(tmp_path / "s.sock")
-    with serving(path, keeps=True, preload_pages=fails):
-        assert works(path)
-        assert works(path)
-
-
 def test_a_stream_ends_with_its_answer(path: str) -> None:
     *items, last = ask(path, "count", Question(number=500))
     numbers = [msgspec.json.decode(item.item, type=Step).number for item in items if item.item]

@@ -3,24 +3,18 @@
 ``refuse_core_dumps`` protects secrets in memory. ``kill_group`` kills a program that leads a
 process group, ``kill_descendants`` everything that a process has started. ``exit_with_parent`` and
 ``adopt_orphans`` tie children to their parent, so that none of them outlives the daemon.
-``reject_imports_after_upgrade`` keeps modules of two versions of Steward out of one process.
 ``read_boot_id`` and ``read_start_ticks`` identify a process across reboots and reused pids.
 """
 
 import contextlib
 import ctypes
-import importlib.abc
 import logging
 import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
-
-import steward
-from steward.core.errors import Unavailable
 
 _PR_SET_DUMPABLE: Final = 4
 
@@ -34,50 +28,6 @@ def refuse_core_dumps() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-class StaleProcess(Unavailable):
-    """The process runs an older Steward than the files on disk: restart it."""
-
-
-class _UpgradeFinder(importlib.abc.MetaPathFinder):
-    """Import finder that goes first, finds nothing, and fails once Steward's files are replaced."""
-
-    def __init__(self) -> None:
-        self._version = steward.__version__
-        self._seen = self._stat_package()
-
-    @staticmethod
-    def _stat_package() -> tuple[int, ...]:
-        try:
-            info = os.stat(steward.__file__)
-        except OSError:
-            return ()
-        return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
-
-    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
-        """Reject a new module of Steward or its packages after an upgrade.
-
-        Raises:
-            StaleProcess: The files on disk are not those that this process began with.
-        """
-        if fullname.partition(".")[0] in sys.stdlib_module_names:
-            return
-        if self._stat_package() != self._seen:
-            raise StaleProcess(
-                f"cannot load {fullname}: Steward was upgraded on disk, and this process still "
-                f"runs {self._version}: restart the daemon (systemctl restart steward)",
-                fullname,
-            )
-
-
-def reject_imports_after_upgrade() -> None:
-    """Make later imports fail, in this process and its children, once Steward's files change.
-
-    A process imports modules when it first needs them. Those of another version may not fit the
-    ones it has: the error says to restart, and every module already loaded works on.
-    """
-    sys.meta_path.insert(0, _UpgradeFinder())
 
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from steward.core.drivers import list_needed_drivers
 from steward.core.errors import StewardError, UsageError
 from steward.core.journal.store import check_journal_version
 from steward.core.logs import configure_logging
-from steward.core.processes import refuse_core_dumps, reject_imports_after_upgrade
+from steward.core.processes import refuse_core_dumps
 from steward.daemon.reload import ReloadListener
 from steward.daemon.supervisor import Supervisor, WorkerSpec
 from steward.daemon.workers import make_workers
@@ -44,7 +44,6 @@ def run_daemon(
         UsageError: The configuration has no cluster.
     """
     refuse_core_dumps()
-    reject_imports_after_upgrade()
     _set_up_logs(settings)
     _prepare_state_dir(settings)
 

@@ -175,9 +175,7 @@ class SocketServer:
         # Here and not in the forked process: each later one shares the modules.
         self._service.preload(bytes(request.line))
         if self._is_web_server(request.uid):
-            # The process that serves the request reports every error.
-            with contextlib.suppress(Exception):
-                self._preload_pages()
+            self._preload_pages()
         with request.connection as connection:
             self._fork_server(connection, listener, request.uid, bytes(request.line))
 
