@@ -185,6 +185,7 @@ def serving(
     asked: Registry | None = None,
     knows: IdentifySecret | None = None,
     uid_of: Callable[[socket.socket], int] = get_peer_uid,
+    state_dir: str = "",
 ) -> Iterator[int]:
     """Run a server in a child process; yield its process id."""
     ready, tell = os.pipe()
@@ -205,7 +206,7 @@ def serving(
                     os.write(tell, b"!")
                 beaten.append(1)
 
-            service = RequestService(asked or registry(), limits, knows)
+            service = RequestService(asked or registry(), limits, knows, state_dir=state_dir)
             server = SocketServer(path, service, is_web_server=lambda _: keeps, get_uid=uid_of)
             server.run(stop, beat)
             code = 0

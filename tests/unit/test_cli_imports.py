@@ -57,7 +57,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     charge(site, 7, hours=4)
     site.ledger.close()
     settings = load_settings(path)
-    with serving(settings.socket, asked=make_registry(settings)):
+    registry = make_registry(settings)
+    with serving(settings.socket, asked=registry, state_dir=settings.state_dir):
         yield path
 
 

@@ -16,7 +16,7 @@ from steward.client import ClientError, DaemonAway, calls, places
 from steward.client.calls import choose_transport
 from steward.client.places import ClientPlace, run_locally
 from steward.client.sockets import ask_socket
-from steward.core.errors import PermissionRefused, StewardError, UsageError
+from steward.core.errors import NotFound, PermissionRefused, StewardError, UsageError
 from steward.core.rpc import LONGEST_REQUEST, encode_request_line
 
 REGISTRY = registry()
@@ -46,6 +46,14 @@ def test_a_stream_comes_back_item_by_item(path: str) -> None:
 def test_an_error_is_raised_as_the_family_it_was(path: str) -> None:
     with pytest.raises(PermissionRefused, match="'x' is not yours"):
         list(ask_socket(path, REGISTRY.get("test.refuse"), Question(text="x")))
+
+
+def test_only_the_daemon_of_the_named_state_directory_answers(tmp_path: Path) -> None:
+    socket_path, echo = str(tmp_path / "s.sock"), REGISTRY.get("test.echo")
+    with serving(socket_path, LIMITS, state_dir="/var/lib/steward"):
+        assert list(ask_socket(socket_path, echo, Question(), state_dir="/var/lib/steward"))
+        with pytest.raises(NotFound, match="does not have the state directory /tmp/copy"):
+            list(ask_socket(socket_path, echo, Question(), state_dir="/tmp/copy"))
 
 
 @pytest.mark.parametrize("place", ["/nowhere.sock", places.RemoteApi(url="https://nowhere")])

@@ -14,9 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.client.places import (
-    ClientError,
     ClientPlace,
-    DaemonAway,
     RemoteApi,
     find_archive_socket,
     find_readable_settings,
@@ -29,8 +27,8 @@ from steward.client.places import (
 from steward.client.sockets import ask_socket
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
-from steward.core.errors import UsageError
-from steward.core.rpc import LONGEST_REQUEST, DaemonBusy, encode_request_line
+from steward.core.errors import StewardError, UsageError
+from steward.core.rpc import LONGEST_REQUEST, encode_request_line
 from steward.daemon.registry import get_action
 
 __all__ = [
@@ -91,9 +89,14 @@ def _run_here(settings: Settings, action: Action, request: Any) -> Iterator[Any]
     """Run an action on the files that settings name; the daemon reads the ledger, if it answers."""
     if action.package == "bank" and action.only_reads and not action.stream:
         try:
-            yield from ask_socket(settings.socket, action, request, silence_s=LEDGER_SILENCE_S)
-        except (ClientError, DaemonAway, DaemonBusy):
-            pass  # no daemon, a busy one or one of another release: this user can do without
+            # Another configuration's daemon may have this socket.
+            yield from ask_socket(
+                *(settings.socket, action, request),
+                silence_s=LEDGER_SILENCE_S,
+                state_dir=settings.state_dir,
+            )
+        except StewardError:
+            pass  # this user can do without a daemon, and the same error comes from the files
         else:
             return
     yield from run_locally(_make_registry(settings), action, request)

@@ -34,7 +34,13 @@ SILENCE_S: Final = 330.0
 
 
 def ask_socket(
-    path: str, action: Action, request: Any, key: str = "", *, silence_s: float = SILENCE_S
+    path: str,
+    action: Action,
+    request: Any,
+    key: str = "",
+    *,
+    silence_s: float = SILENCE_S,
+    state_dir: str = "",
 ) -> Iterator[Any]:
     """Send a request to the daemon that listens on a socket; yield items and answer.
 
@@ -44,17 +50,19 @@ def ask_socket(
         request: A value of its request type.
         key: Idempotency key; "" for none.
         silence_s: Longest silence within the answer, in seconds.
+        state_dir: State directory of the daemon that may answer; "" for any.
 
     Raises:
         DaemonAway: No daemon answers.
         ClientError: Its answer cannot be understood.
         StewardError: The action rejects the request or fails.
     """
+    line = encode_request_line(action.name, request, key=key, state_dir=state_dir)
     deadline = time.monotonic() + _CONNECT_S
     backoff = Backoff(0.05, 1.0)
     while True:
         try:
-            yield from _send_request(path, action, request, key, silence_s)
+            yield from _send_request(path, action, line, silence_s)
         except DaemonBusy:
             # The daemon neither ran nor answered any part of it.
             wait_s = backoff.next_s() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
@@ -65,14 +73,12 @@ def ask_socket(
             return
 
 
-def _send_request(
-    path: str, action: Action, request: Any, key: str, silence_s: float
-) -> Iterator[Any]:
+def _send_request(path: str, action: Action, line: bytes, silence_s: float) -> Iterator[Any]:
     with _connect_socket(path) as connection:
         connection.settimeout(silence_s)
         # The daemon does not read the request of a client that it rejects; its reply says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(encode_request_line(action.name, request, key=key))
+            connection.sendall(line)
         with connection.makefile("rb") as lines:
             yield from decode_replies(action, read_replies(lines, f"the daemon on {path}"))
 

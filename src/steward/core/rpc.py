@@ -85,6 +85,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
         auth: Secret of the caller's session or token; "" for the peer itself.
         keep: Whether another request follows on this connection.
         key: Idempotency key of the caller; an action that changes something runs once per key.
+        state_dir: State directory of the daemon that may answer; "" for any.
     """
 
     v: int
@@ -93,6 +94,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
     auth: str = ""
     keep: bool = False
     key: str = ""
+    state_dir: str = ""
 
 
 class RawRequest(ActionRequest, frozen=True):
@@ -164,10 +166,17 @@ def encode_error_line(error: StewardError, own: ErrorTypes = ()) -> bytes:
 
 
 def encode_request_line(
-    action: str, request: Any, *, auth: str = "", keep: bool = False, key: str = ""
+    action: str,
+    request: Any,
+    *,
+    auth: str = "",
+    keep: bool = False,
+    key: str = "",
+    state_dir: str = "",
 ) -> bytes:
     """Encode a request."""
-    return _encoder.encode(ActionRequest(VERSION, action, request, auth, keep, key)) + b"\n"
+    message = ActionRequest(VERSION, action, request, auth, keep, key, state_dir)
+    return _encoder.encode(message) + b"\n"
 
 
 def decode_request(line: bytes, request_type: type[ActionRequest] = ActionRequest) -> ActionRequest:

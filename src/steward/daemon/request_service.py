@@ -26,6 +26,7 @@ from steward.core.access import Caller, check_scope
 from steward.core.actions import Action, ActionError, Registry
 from steward.core.errors import (
     InternalFailure,
+    NotFound,
     PermissionRefused,
     StewardError,
     UnknownCredential,
@@ -93,6 +94,7 @@ class RequestService:
         limits: Limits on peers. Defaults if None.
         identify: Identifies the owner of a session or token; None accepts no secrets.
         open_store: Store of idempotency keys; None rejects keys.
+        state_dir: State directory of the daemon; "" rejects requests that name one.
     """
 
     def __init__(
@@ -101,11 +103,13 @@ class RequestService:
         limits: PeerLimits | None = None,
         identify: IdentifySecret | None = None,
         open_store: OpenIdempotencyStore | None = None,
+        state_dir: str = "",
     ) -> None:
         self.limits = limits or PeerLimits()
         self._registry = registry
         self._identify = identify
         self._open_store = open_store
+        self._state_dir = state_dir
 
     def preload(self, line: bytes) -> None:
         """Import the module of a request's action, so that forked processes share it."""
@@ -151,9 +155,19 @@ class RequestService:
             if not line:
                 return
 
+    def _check_state_dir(self, expected: str) -> None:
+        """Reject a request for the daemon of another state directory."""
+        if expected not in ("", self._state_dir):
+            raise NotFound(
+                f"the daemon on this socket does not have the state directory {expected}: name its "
+                "own configuration with --config",
+                expected,
+            )
+
     def _answer(self, message: ActionRequest, uid: int, peer: "_PeerWatcher") -> Iterator[bytes]:
         """Yield the lines that answer a request; an error is the last line."""
         try:
+            self._check_state_dir(message.state_dir)
             action = self._registry.get(message.action)
             asker = self._identify_caller(action, message.auth, uid)
             request = self._registry.decode(message.action, message.args)

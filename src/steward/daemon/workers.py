@@ -169,7 +169,12 @@ def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
 
     server = SocketServer(
         settings.socket,
-        RequestService(make_registry(settings), identify=knows, open_store=repeats),
+        RequestService(
+            make_registry(settings),
+            identify=knows,
+            open_store=repeats,
+            state_dir=settings.state_dir,
+        ),
         is_web_server=lambda uid: uid in list_web_uids(settings),
         preload_pages=cache(partial(preload_page_modules, settings)),
     )
