@@ -175,7 +175,9 @@ class SocketServer:
         # Here and not in the forked process: each later one shares the modules.
         self._service.preload(bytes(request.line))
         if self._is_web_server(request.uid):
-            self._preload_pages()
+            # The process that serves the request reports every error.
+            with contextlib.suppress(Exception):
+                self._preload_pages()
         with request.connection as connection:
             self._fork_server(connection, listener, request.uid, bytes(request.line))
 
