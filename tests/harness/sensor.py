@@ -157,8 +157,9 @@ class SensorRun:
             read_stamp=lambda: self.stamp,
         )
 
-    def sync(self) -> None:
+    def sync(self) -> bool:
         self.kept += 1
+        return True
 
     def turn(self, *wakes: str, after_s: float = 1.0) -> float:
         self.now_s += after_s

@@ -225,8 +225,8 @@ class SensorQueries(Protocol):
 class TriggerKeeper(Protocol):
     """Keeper of Steward's triggers; ``StewardTriggers`` in ``sensor.triggers`` implements it."""
 
-    def sync(self) -> None:
-        """Set missing triggers and clear useless ones."""
+    def sync(self) -> bool:
+        """Set missing triggers and clear useless ones; return whether that is done."""
         ...
 
 
@@ -513,8 +513,7 @@ class ClusterSensor:
         is_checked = bool(self._triggers_due) and stamp is not None and stamp == self._trigger_stamp
         self._triggers_due = now + _TRIGGERS_S
         if not (is_checked or self._is_standing_by):
-            self._triggers.sync()
-            self._trigger_stamp = stamp
+            self._trigger_stamp = stamp if self._triggers.sync() else None
 
 
 class ReportedStates:

@@ -66,13 +66,13 @@ class StewardTriggers:
         self._last_message = ""
         self._is_cleared = False
 
-    def sync(self) -> None:
-        """Set missing triggers and clear useless ones of Steward's.
+    def sync(self) -> bool:
+        """Set missing triggers and clear useless ones of Steward's; return whether that is done.
 
         A failure is logged once: the sensor works without triggers, only later.
         """
         if self._is_cleared:
-            return
+            return True
         try:
             self._sync()
             self._is_cleared = not self._program
@@ -80,8 +80,9 @@ class StewardTriggers:
             self._log_problem(
                 f"cannot set striggers, so only periodic polls find node changes: {error}"
             )
-        else:
-            self._last_message = ""
+            return False
+        self._last_message = ""
+        return True
 
     def _sync(self) -> None:
         """Compare slurmctld's triggers with the wanted ones; clear and set the differences."""
