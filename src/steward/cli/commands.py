@@ -495,7 +495,7 @@ class ReplyPages:
     @property
     def note(self) -> str:
         """Note that further rows match; "" if none do, or if that is unknown."""
-        has_more = self.reply.next and getattr(self.reply, "complete", True)
+        has_more = self._limit and self.reply.next and getattr(self.reply, "complete", True)
         return f"More than {self.count} match; use --limit 0 for all." if has_more else ""
 
 

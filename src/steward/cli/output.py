@@ -327,6 +327,7 @@ def _page_texts(texts: Iterable[str]) -> None:
         except KeyboardInterrupt:
             # The pager owns the terminal and ends on its own key; wait for that.
             pager.wait()
+            raise
 
 
 def draw_script(text: str) -> "RenderableType":
@@ -380,7 +381,9 @@ def _iterate_tables(
 ) -> "Iterator[_Table]":
     """Yield a table block by block; the first block has the header."""
     blocks = _split_into_blocks(rows)
-    table = _Table(columns, next(blocks), style, reply)
+    first_rows = next(blocks)
+    known_rows = rows if isinstance(rows, Sequence) else first_rows
+    table = _Table(columns, first_rows, style, reply, known_rows)
     yield table
     for block in blocks:
         table.rows, table.has_header = block, False
@@ -388,7 +391,10 @@ def _iterate_tables(
 
 
 class _Table:
-    """Rows of a table with the columns that a style selects."""
+    """Rows of a table with the columns that a style selects.
+
+    ``known_rows`` decide which columns a terminal shows: all rows, or the first of a stream.
+    """
 
     def __init__(
         self,
@@ -396,6 +402,7 @@ class _Table:
         rows: list[Any],
         style: Style,
         reply: Any,
+        known_rows: Sequence[Any],
     ) -> None:
         self.rows = rows
         self.has_header = style.has_header
@@ -407,7 +414,7 @@ class _Table:
         elif style.parsable or style.csv:
             self.columns = list(columns)
         else:
-            self.columns = choose_columns(columns, rows, reply)
+            self.columns = choose_columns(columns, known_rows, reply)
 
     def list_exact_cells(self) -> Iterator[list[str]]:
         """Yield the cells of each row for programs."""
