@@ -100,7 +100,8 @@ class JobsConsumer(DatabaseConsumer):
         self._is_backfilled = False
         self._zones = {name: cluster.timezone for name, cluster in settings.cluster.items()}
         with translate_errors(self._path), self._database.transaction():
-            for (cluster,) in self._connection.execute("SELECT cluster FROM summed").fetchall():
+            summed = self._connection.execute("SELECT cluster FROM summed").fetchall()
+            for cluster in {*self._zones, *(name for (name,) in summed)}:
                 self._sum_cluster(cluster)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:

@@ -104,7 +104,11 @@ class DaySums:
     def select_jobs(self) -> LineQuery:
         """Return the query for a superset of the job ids whose lines complete the sums."""
         since_us, until_us = self.bounds_us[0], self.bounds_us[-1]
-        of_lines = "SELECT job_id FROM line WHERE step = '' AND cluster = $of_cluster"
+        # Else SQLite, without statistics, reads all lines of the cluster.
+        of_lines = (
+            "SELECT job_id FROM line INDEXED BY line_by_end "
+            "WHERE step = '' AND cluster = $of_cluster"
+        )
         parts = [
             f"{of_lines} AND end_us = 0 AND start_us > 0 AND start_us < {until_us}",
             (

@@ -7,6 +7,7 @@ the job records (through the accounting context) and opens the node history.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
+from typing import Final
 
 from steward.accounting.context import AccountingContext
 from steward.core.access import Access, Caller, VisibleJobs
@@ -21,8 +22,11 @@ from steward.jobs.line_sources import DatabaseSource, open_line_source
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
 from steward.reports.runs import FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
-from steward.reports.usage import ACCOUNT_GROUP, share_edges, share_runs
+from steward.reports.usage import ACCOUNT_GROUP, SharesByGroup, share_edges, share_runs
 from steward.slurm.times import load_zone
+
+_BATCH_RUNS: Final = 1000
+"""Runs held in memory while their usage is split into periods."""
 
 
 class ReportsContext:
@@ -114,7 +118,7 @@ class ReportsContext:
             group: Fields by which the report counts runs, see :func:`share_runs`.
         """
         bounds_us = [*(to_micros(x.since) for x in periods), to_micros(periods[-1].until)]
-        shares: list[UsageShare] = []
+        shares = SharesByGroup()
         is_summed = True
         for cluster in clusters:
             line_filter = _make_filter(request, (cluster,), scopes, periods)
@@ -125,12 +129,12 @@ class ReportsContext:
             if isinstance(source, DatabaseSource):
                 with source.open_sums(cluster, bounds_us) as sums:
                     if sums is not None:
-                        shares += _read_with_sums(source, sums, line_filter, group)
+                        shares.add(_read_with_sums(source, sums, line_filter, group))
                         continue
             is_summed = False
             runs = read_runs(source, line_filter, FIELDS_WITHOUT_USE)
-            shares += share_runs(runs, Periods(bounds_us), group)
-        return shares, is_summed
+            shares.add(share_runs(runs, Periods(bounds_us), group))
+        return shares.list(), is_summed
 
     def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the node history; None if there is none yet."""
@@ -172,10 +176,16 @@ def _read_with_sums(
     irregular = sums.list_irregular()
     unsummed: list[RunPieces] = []
     regular: list[RunPieces] = []
+    periods = Periods(sums.bounds_us)
     for run in read_runs(source.limit_to(sums.select_jobs()), line_filter, FIELDS_WITHOUT_USE):
         last = run[-1]
         is_regular = len(run) == 1 and last.is_run and last.end_us
         key = (last.job_id, last.submit_us, last.restarts)
         (regular if is_regular and key not in irregular else unsummed).append(run)
-    yield from share_runs(unsummed, Periods(sums.bounds_us), group)
+        if len(regular) + len(unsummed) == _BATCH_RUNS:
+            yield from share_runs(unsummed, periods, group)
+            yield from share_edges(regular, sums)
+            unsummed.clear()
+            regular.clear()
+    yield from share_runs(unsummed, periods, group)
     yield from share_edges(regular, sums)

@@ -119,6 +119,30 @@ def share_edges(runs: Iterable[RunPieces], sums: DaySums) -> Iterator[UsageShare
             last_period = period
 
 
+_GROUP_FIELDS: Final = UsageShare._fields.index("jobs")
+"""Number of leading fields of a share that name its group; the others are amounts."""
+
+
+class SharesByGroup:
+    """Shares added up where period, cluster, account, user and partition are the same."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[tuple[Any, ...], list[int]] = {}
+
+    def add(self, shares: Iterable[UsageShare]) -> None:
+        """Add shares."""
+        for share in shares:
+            values: tuple[Any, ...] = share
+            group, amounts = values[:_GROUP_FIELDS], values[_GROUP_FIELDS:]
+            sums = self._amounts.setdefault(group, [0] * len(amounts))
+            for index, amount in enumerate(amounts):
+                sums[index] += amount
+
+    def list(self) -> list[UsageShare]:
+        """Return one share for each group, in the order of their first shares."""
+        return [UsageShare(*group, *amounts) for group, amounts in self._amounts.items()]
+
+
 def _make_share(
     period: int, piece: RunPiece, seconds: int, *, jobs: int, is_end: bool = False
 ) -> UsageShare:
