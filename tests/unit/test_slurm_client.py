@@ -376,7 +376,7 @@ def test_stored_scripts_are_taken_to_the_byte(site_with_slurmdbd: Standins) -> N
     stored = site.slurm.read_stored_script(ENDED)
     assert stored == StoredScript(script=b"#!/bin/sh\necho caf\xe9\n\n", environment=None)
     # Without times sacct shows the last job that had this id.
-    assert "-j 5 -S 2026-03-01T12:00:00 -E 2026-03-01T13:00:00 --env-vars" in site.log()[-1]
+    assert "-j 5 -S 2026-03-01T12:00:00 -E 2026-03-01T13:00:01 --env-vars" in site.log()[-1]
 
 
 def test_a_heading_of_older_versions_is_no_part_of_a_script(site_with_slurmdbd: Standins) -> None:

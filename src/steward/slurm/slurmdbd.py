@@ -11,7 +11,7 @@ its own.
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -217,8 +217,8 @@ class SlurmdbdClient:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         texts = [self._read_stored(record, option) for option in ("--batch-script", "--env-vars")]
-        script, environment = (None if text in (b"", _NONE) else text for text in texts)
-        return StoredScript(script=script, environment=environment, is_unanswered=b"" in texts)
+        script, environment = (None if text in (None, b"", _NONE) else text for text in texts)
+        return StoredScript(script=script, environment=environment, is_unanswered=texts[0] is None)
 
     def read_submit_line(self, record: JobRecord) -> str:
         """Return the submit line of a run, or "" if slurmdbd has none.
@@ -249,12 +249,15 @@ class SlurmdbdClient:
         times = [] if record.submit is None else ["-S", _format_slurm_time(record.submit)]
         if times and record.end is not None:
             # If the id was reused since, sacct without times prints the later job.
-            times += ["-E", _format_slurm_time(record.end)]
+            # slurmdbd lists only jobs that became eligible before the end of the period.
+            times += ["-E", _format_slurm_time(record.end + timedelta(seconds=1))]
         return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
 
-    def _read_stored(self, record: JobRecord, option: str) -> bytes:
-        """Return sacct's output for --batch-script or --env-vars."""
+    def _read_stored(self, record: JobRecord, option: str) -> bytes | None:
+        """Return what sacct prints for --batch-script or --env-vars; None if it prints nothing."""
         out = self._query_run(record, option)
+        if not out:
+            return None
         heading = _HEADING.match(out)
         if heading is not None:
             # Slurm 22.05 prints a heading despite -n, and adds a newline to the content.
