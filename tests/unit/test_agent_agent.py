@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -378,6 +379,7 @@ def test_wrong_use_is_two(
 ) -> None:
     assert agent.main(["--spool", str(tmp_path), *words]) == 2
     assert what in capsys.readouterr().err
+    assert signal.alarm(0) == 0, "the time limit ends with the run"
 
 
 def test_a_directory_that_is_not_there_is_one_line(

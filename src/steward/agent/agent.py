@@ -606,20 +606,22 @@ def run_once(arguments: Any) -> None:
     # End the process if it hangs (name server, disk): the next run sends the lines again.
     signal.alarm(int(arguments.limit + 120))
     until = time.monotonic() + arguments.limit
-    sender = Sender(arguments)
     errors: list[str] = []
-    for node in _list_nodes(arguments):
-        if not NODE_NAME.fullmatch(node):
-            raise WrongUse(f"invalid node name {node!r}")
-        try:
-            with _lock(os.path.join(arguments.spool, f"{node}.lock")) as is_locked:
-                # If another run holds the lock, it sends the lines.
-                if is_locked:
-                    _send_node(node, sender, arguments, until)
-        except (AgentError, OSError) as error:
-            errors.append(f"node {node}: {error}")
-    sender.close()
-    signal.alarm(0)
+    try:
+        sender = Sender(arguments)
+        for node in _list_nodes(arguments):
+            if not NODE_NAME.fullmatch(node):
+                raise WrongUse(f"invalid node name {node!r}")
+            try:
+                with _lock(os.path.join(arguments.spool, f"{node}.lock")) as is_locked:
+                    # If another run holds the lock, it sends the lines.
+                    if is_locked:
+                        _send_node(node, sender, arguments, until)
+            except (AgentError, OSError) as error:
+                errors.append(f"node {node}: {error}")
+        sender.close()
+    finally:
+        signal.alarm(0)
     if errors:
         raise AgentError("; ".join(errors[:3]))
 
