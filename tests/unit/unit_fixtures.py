@@ -6,6 +6,7 @@ not test whether a disk keeps commits.
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +62,11 @@ def few_descriptors() -> Iterator[None]:
     if len(os.listdir("/proc/self/fd")) > _Descriptors.left + 200:
         gc.collect()
         _Descriptors.left = len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_alarm() -> Iterator[None]:
+    """Fail if a module leaves an alarm: it would end the test process minutes later."""
+    yield
+    remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    assert not remaining_s, "a time limit outlives what it limits"
