@@ -102,7 +102,8 @@ class JournalSettings(Section, frozen=True, kw_only=True):
     Attributes:
         max_bytes: Size of journal and incoming bytes, in bytes, above which a consumer that is
             behind is detached, if it can be refilled later.
-        keep_s: How long events stay after every consumer has passed them, in seconds.
+        keep_s: Retention of events that every consumer has passed, in seconds after their
+            observation. Events that a consumer still needs stay longer.
     """
 
     max_bytes: int = 20 * 1024**3

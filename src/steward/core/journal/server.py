@@ -63,7 +63,7 @@ def remove_expired(journal: Journal, stores: IncomingStores, *, keep_s: float) -
     Args:
         journal: The journal.
         stores: Incoming stores of script bytes.
-        keep_s: How long an event stays after every consumer has passed it, in seconds.
+        keep_s: Retention of a passed event, in seconds after its observation.
 
     Returns:
         Whether there may be more to delete now.
@@ -78,7 +78,7 @@ def remove_expired(journal: Journal, stores: IncomingStores, *, keep_s: float) -
 def trim_journal(
     journal: Journal, stores: IncomingStores, *, keep_s: float, dead: bool = False
 ) -> int:
-    """Delete one batch of events older than ``keep_s`` seconds that every consumer has passed.
+    """Delete one batch of events that every consumer has passed, observed ``keep_s`` ago.
 
     A script among the dead letters stays, with its bytes, until it is retried or purged; with
     ``dead`` it is deleted too.
