@@ -110,7 +110,7 @@ def test_each_may_read_only_their_own(
     assert str(job) not in daemon.ask("archive", "search", word, user=other).stdout
     assert daemon.ask_json("archive", "search", "--count", word, user=other)["count"] == 0
     ruling: list[tuple[str, ...]] = [
-        ("purge", "-j", str(job), "--yes"),
+        ("erase", "-j", str(job), "--yes"),
         ("verify",),
         ("reindex",),
     ]
@@ -216,7 +216,7 @@ def test_a_purged_job_is_gone_everywhere(daemon: Daemon, submit: Submit) -> None
     word = "quokka-plutonium"
     job = submit(f"#!/bin/bash\n# {word}\n", output="/dev/null")
     path = daemon.wait_for_script(job)
-    daemon.ask("archive", "purge", "-j", str(job), "--yes")
+    daemon.ask("archive", "erase", "-j", str(job), "--yes")
     wait_until(lambda: not path.exists(), 30)
     wait_until(lambda: str(job) not in daemon.ask("archive", "search", word).stdout, 30)
     assert daemon.ask("archive", "show", str(job), check=False).returncode == 1 or (

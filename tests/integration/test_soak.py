@@ -161,7 +161,7 @@ class Week:
 
     def purge(self) -> None:
         job = self.chance.choice(self.jobs)
-        self.site.daemon.ask("archive", "purge", "-j", str(job), "--yes", check=False)
+        self.site.daemon.ask("archive", "erase", "-j", str(job), "--yes", check=False)
 
     def back_up(self) -> None:
         self.saved += 1

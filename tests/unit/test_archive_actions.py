@@ -91,17 +91,17 @@ def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
     key = archive.add_job(site, 1, b"xylophone")
     archive.add_job(site, 2, b"xylophone", who=BELA)
     with pytest.raises(PermissionRefused):
-        site.ask("archive.purge", ADA, jobs=["1"], yes=True)
+        site.ask("archive.erase", ADA, jobs=["1"], yes=True)
     with pytest.raises(UsageError):
-        site.ask("archive.purge", ROOT, yes=True)
+        site.ask("archive.erase", ROOT, yes=True)
     with pytest.raises(UsageError):
-        site.ask("archive.purge", ROOT, jobs=["1"], sink="tape")
+        site.ask("archive.erase", ROOT, jobs=["1"], sink="tape")
     before = len(site.journal)
-    said = site.ask("archive.purge", ROOT, jobs=["1"])
+    said = site.ask("archive.erase", ROOT, jobs=["1"])
     assert not said.done
     assert [line.script.key for line in said.scripts] == [key]
     assert len(site.journal) == before
-    done = site.ask("archive.purge", ROOT, users=["ada"], yes=True, reason="asked to")
+    done = site.ask("archive.erase", ROOT, users=["ada"], yes=True, reason="asked to")
     assert done.done
     order = site.journal[-1].body
     assert isinstance(order, ArchivePurge)
@@ -114,7 +114,7 @@ def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
     hidden = {
         who: site.ask("archive.list", who, jobs=["1"]).jobs[0].script_hidden for who in (ADA, BELA)
     }
-    assert hidden == {ADA: "purged", BELA: "private"}
+    assert hidden == {ADA: "erased", BELA: "private"}
     left = [
         path
         for path in (site.directory / "archive").rglob("*")
@@ -129,9 +129,9 @@ def test_a_selection_of_nothing_is_an_error_also_to_programs(
 ) -> None:
     archive.add_job(site, 1, b"one")
     for yes in (False, True):
-        reply = site.ask("archive.purge", ROOT, **selection, yes=yes)
+        reply = site.ask("archive.erase", ROOT, **selection, yes=yes)
         assert (reply.exit_code, reply.scripts, [*reply.list_lines()]) == (1, (), [])
-        assert "nothing purged" in next(iter(reply.list_warnings()))
+        assert "nothing erased" in next(iter(reply.list_warnings()))
     with pytest.raises(NoMatch, match="nothing exported"):
         site.stream("archive.export", ROOT, **selection)
     items, answer = site.stream("archive.export", ROOT, until="2020-01-01")
@@ -154,7 +154,7 @@ def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: Site) -
     assert [job.job for job in site.ask("archive.list", ADA).jobs] == ["20+1", "20+0"]
     shown = site.ask("archive.show", ADA, job="20+1")
     assert (shown.content.text, shown.script_of) == ("xylophone", "20")
-    site.ask("archive.purge", ROOT, users=["ada"], yes=True)
+    site.ask("archive.erase", ROOT, users=["ada"], yes=True)
     site.feed()
     left = [path for path in (site.directory / "archive").rglob("2*-*") if path.is_file()]
     assert left == []
@@ -162,7 +162,7 @@ def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: Site) -
 
 def test_actions_are_called_by_name_with_their_own_requests(site: Site) -> None:
     names = {action.name for action in site.registry}
-    assert {"archive.list", "archive.search", "archive.purge"} <= names
+    assert {"archive.list", "archive.search", "archive.erase"} <= names
     with pytest.raises(ActionError, match=r"archive\.dance"):
         site.registry.call("archive.dance", ROOT, None)
     with pytest.raises(ActionError):

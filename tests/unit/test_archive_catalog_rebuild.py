@@ -86,7 +86,7 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     next(run)
     # While the new one is filled: a script comes, one is purged, and one is not filed yet.
     archive.add_job(site, 4, b"text four")
-    site.ask("archive.purge", ROOT, jobs=["3"], yes=True)
+    site.ask("archive.erase", ROOT, jobs=["3"], yes=True)
     site.feed()
     site.append([archive.script_at(site, 5, b"text five", NOVEMBER)])
     news = site.journal[-1:]

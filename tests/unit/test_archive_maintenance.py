@@ -277,9 +277,9 @@ def test_a_purge_reaches_every_sink_also_one_that_was_away(
     site.job(2, who=BELA)
     site.run()
     site.elsewhere.is_away = True
-    said = site.ask("archive.purge", **wanted)
+    said = site.ask("archive.erase", **wanted)
     assert (said.done, said.sinks) == (False, ("files", "there"))
-    site.ask("archive.purge", **wanted, yes=True)
+    site.ask("archive.erase", **wanted, yes=True)
     site.run()
     assert filed_jobs(site) == {2}
     assert site.sent_ids() == [1, 2]
@@ -298,7 +298,7 @@ def test_a_purge_of_one_sink_leaves_the_others(
 ) -> None:
     site.job(1)
     site.run()
-    done = site.ask("archive.purge", jobs=["1"], sink=sink, yes=True)
+    done = site.ask("archive.erase", jobs=["1"], sink=sink, yes=True)
     assert done.sinks == (sink,)
     assert [bool(line.script.path) for line in done.scripts] == [sink == "files"]
     site.run()
@@ -310,7 +310,7 @@ def test_a_purge_that_jobs_has_not_heard_of_is_heeded_by_an_order(site: RemoteSi
     site.job(1)
     site.job(2)
     site.run()
-    site.ask("archive.purge", jobs=["1"], yes=True)
+    site.ask("archive.erase", jobs=["1"], yes=True)
     assert site.order().scripts == 1
     site.run()
     assert site.sent_ids() == [1, 2, -1, 2]
@@ -342,7 +342,7 @@ def test_no_dead_letter_brings_back_what_was_purged(site: RemoteSite) -> None:
     site.run()
     kinds = sorted(letter.kind for letter in site.reader.list_dead_letters("archive.there"))
     assert kinds == [ARCHIVE_RESEND, "job.script"]
-    site.ask("archive.purge", jobs=["1"], yes=True)
+    site.ask("archive.erase", jobs=["1"], yes=True)
     # The archive of files has not come to it yet: the bytes could still be read.
     site.elsewhere.refuses = set()
     site.run("jobs", "archive.there")
@@ -356,7 +356,7 @@ def test_no_dead_letter_brings_back_what_was_purged(site: RemoteSite) -> None:
 def test_no_late_identity_brings_back_what_was_purged(site: RemoteSite) -> None:
     script = site.job(1)
     site.run()
-    site.ask("archive.purge", jobs=["1"], yes=True)
+    site.ask("archive.erase", jobs=["1"], yes=True)
     site.identify(script, "ada", "ended")
     site.run()
     assert site.sent_ids() == [1, -1]
@@ -366,7 +366,7 @@ def test_no_late_identity_brings_back_what_was_purged(site: RemoteSite) -> None:
 def test_an_order_after_a_purge_of_one_sink_sends_it_there_again(site: RemoteSite) -> None:
     site.job(1)
     site.run()
-    site.ask("archive.purge", jobs=["1"], sink="there", yes=True)
+    site.ask("archive.erase", jobs=["1"], sink="there", yes=True)
     site.run()
     assert site.order(missing=True).scripts == 1
     site.run()

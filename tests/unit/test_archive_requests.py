@@ -23,7 +23,7 @@ def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) ->
     [
         ({"script_key": "k", "script_bytes": 12}, "12"),
         ({"kind": "batch", "script_hidden": "private"}, "private"),
-        ({"kind": "batch", "script_hidden": "purged"}, "purged"),
+        ({"kind": "batch", "script_hidden": "erased"}, "erased"),
         ({"kind": "interactive"}, "none: interactive"),
         ({"kind": "batch"}, "none"),
     ],

@@ -233,9 +233,9 @@ def test_a_full_disk_behind_the_output_is_said_as_such(archive: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("purge", "-u", "ada", "-j", ""),
-        ("purge", "-j", "101", "--sink", ""),
-        ("purge", "-u", "ada", "-E", ""),
+        ("erase", "-u", "ada", "-j", ""),
+        ("erase", "-j", "101", "--sink", ""),
+        ("erase", "-u", "ada", "-E", ""),
         ("list", "-u", ","),
         ("search", "echo", "--name", ""),
         ("show", "101", "--cluster", ""),
@@ -270,8 +270,8 @@ def test_verify_says_what_was_changed(
 
 
 def test_purge_only_says_what_it_would_do(look: Any, archive: str) -> None:
-    assert run(["archive", "purge", "-j", "101", "--archive", archive]) == 0
-    out = look("purge", "-j", "101", "-P", "-n")
+    assert run(["archive", "erase", "-j", "101", "--archive", archive]) == 0
+    out = look("erase", "-j", "101", "-P", "-n")
     assert out.split("|")[1] == "101"
     assert look("list", "-n", "-j", "101").split()[0] == "101"
 
@@ -288,7 +288,7 @@ def test_what_is_not_there_is_neither_exported_nor_purged(
         assert "nothing exported" in look("export", target, *named, code=1)
     assert not list(tmp_path.iterdir())
     for words in ((), ("--yes",), ("-P", "-n"), ("--json",)):
-        assert run(["archive", "purge", *named, *words, "--archive", archive]) == 1
+        assert run(["archive", "erase", *named, *words, "--archive", archive]) == 1
         out, err = capfdbinary.readouterr()
         assert b"no archived script matches" in err
         assert (b'"scripts":[]' in out) == ("--json" in words)
@@ -297,7 +297,7 @@ def test_what_is_not_there_is_neither_exported_nor_purged(
 
 
 def test_purge_without_a_daemon_says_that_it_needs_one(look: Any) -> None:
-    out = look("purge", "-j", "101", "--yes", code=1)
+    out = look("erase", "-j", "101", "--yes", code=1)
     assert "start 'steward serve'" in out
     assert look("list", "-n", "-j", "101").split()[0] == "101"
 

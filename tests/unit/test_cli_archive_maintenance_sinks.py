@@ -85,6 +85,6 @@ def test_resend_of_nothing_needs_nobody(look: Any) -> None:
 
 
 def test_a_purge_says_which_sinks_it_reaches(look: Any, archive: str) -> None:
-    _, err = look("purge", "-j", "101")
+    _, err = look("erase", "-j", "101")
     assert err.endswith(", from files\n")
     assert list(Path(archive).rglob("101-*.sh"))

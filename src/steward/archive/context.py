@@ -361,12 +361,12 @@ def convert_spool_time(nanoseconds: int) -> datetime:
     return convert_microseconds(nanoseconds // 1000)
 
 
-def _get_hidden_reason(job: Job, is_private: bool) -> Literal["private", "purged", ""]:
+def _get_hidden_reason(job: Job, is_private: bool) -> Literal["private", "erased", ""]:
     """Return why script details are hidden: private, purged, or ""."""
     if is_private:
         # Whether the script was purged is as private as the script.
         return "" if _get_job_kind(job) == "interactive" else "private"
-    return "purged" if job.purged and not job.script_key else ""
+    return "erased" if job.purged and not job.script_key else ""
 
 
 def _get_job_kind(job: Job) -> Literal["batch", "interactive", ""]:

@@ -411,7 +411,7 @@ def _find_job_and_script(
 def _make_not_archived_error(job: Job) -> NotArchived:
     """Make the error for a job without an archived script."""
     if job.purged:
-        return NotArchived(f"the script of job {job.label} was purged", job)
+        return NotArchived(f"the script of job {job.label} was erased", job)
     if job.record.batch is False:
         return NotArchived(f"job {job.label} is interactive and has no script", job)
     return NotArchived(f"job {job.label} has no archived script", job)

@@ -1,9 +1,9 @@
-"""Archive maintenance: the operators' actions verify, reindex, purge, sinks and resend.
+"""Archive maintenance: the operators' actions verify, reindex, erase, sinks and resend.
 
 :func:`verify_sinks` recomputes checksums, :func:`rebuild_catalog` rebuilds the catalog,
-:func:`purge_scripts` orders a purge, :func:`show_sinks` reports lag and errors of each sink, and
-:func:`resend_scripts` orders a sink to archive scripts again. An order is an archive.purge or
-archive.resend event in the journal, which the sinks apply later. Context of all:
+:func:`erase_scripts` orders the removal of scripts, :func:`show_sinks` reports lag and errors of
+each sink, and :func:`resend_scripts` orders a sink to archive scripts again. An order is an
+archive.purge or archive.resend event in the journal, which the sinks apply later. Context of all:
 :class:`ArchiveContext`. The catalog is the consumer ``catalog``; sinks are the consumers
 ``archive.NAME``.
 """
@@ -25,11 +25,11 @@ from steward.archive.files.verify import VerificationProgress, iterate_tree_veri
 from steward.archive.remote.records import AWAITS_IDENTITY, DUE, RemoteRecords
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.requests import (
+    ErasedScript,
+    EraseReply,
+    EraseRequest,
     ProblemLine,
     Progress,
-    PurgeLine,
-    PurgeReply,
-    PurgeRequest,
     ReindexReply,
     ReindexRequest,
     ResendReply,
@@ -158,18 +158,18 @@ def report_refill(context: ArchiveContext, consumer: str, since: datetime | None
 
 
 @action(
-    "archive.purge",
+    "archive.erase",
     scope="admin",
     role="operator",
-    command="archive purge",
+    command="archive erase",
     rows="scripts",
     writes=True,
 )
-def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest) -> PurgeReply:
+def erase_scripts(context: ArchiveContext, caller: Caller, request: EraseRequest) -> EraseReply:
     """Remove scripts and environments permanently.
 
-    Name jobs (-j) or users (-u). Steward removes their scripts and environments from
-    every sink and from the catalog, and private texts from the job records. Without --yes,
+    Name jobs (-j) or users (-u). Steward erases their scripts and environments from
+    every sink and the catalog, and private texts from the job records. Without --yes,
     the command only lists the scripts. If no script matches, it exits with 1.
 
     Raises:
@@ -177,7 +177,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
         UsageError: Neither jobs nor users are named, or there is no such sink.
         OrderError: This process cannot append to the journal.
     """
-    require_operator(context, caller, "purge scripts", request.clusters)
+    require_operator(context, caller, "erase scripts", request.clusters)
     if not request.jobs and not request.users:
         raise UsageError("no scripts selected: give `jobs` or `users`")
     if request.sink:
@@ -186,7 +186,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
     scripts = list(iterate_scripts(context, caller, job_filter, include_unused=True))
     lines = tuple(
-        PurgeLine(
+        ErasedScript(
             job=context.make_job_line(caller, job, script),
             script=context.make_script_line(script, request.sink),
         )
@@ -195,11 +195,11 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     if request.yes and scripts:
         if context.order is None:
             raise OrderError(
-                "cannot purge without the daemon: start 'steward serve', and run the command there"
+                "cannot erase without the daemon: start 'steward serve', and run the command there"
             )
         context.order(_make_purge_events(context, caller, request, scripts))
     sizes = ((line.script.length or 0) + (line.script.environment_length or 0) for line in lines)
-    return PurgeReply(
+    return EraseReply(
         done=request.yes,
         scripts=lines,
         total_bytes=sum(sizes),
@@ -210,7 +210,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
 def _make_purge_events(
     context: ArchiveContext,
     caller: Caller,
-    request: PurgeRequest,
+    request: EraseRequest,
     scripts: Sequence[tuple[Job, Script]],
 ) -> list[Event]:
     """Make the archive.purge events, in batches by cluster."""
@@ -586,7 +586,7 @@ class _ResendOrders:
                 script_keys=keys,
                 sink=self._sink,
                 asked_by=self._asked_by,
-                reason="purged while it was sent again",
+                reason="erased while it was sent again",
             )
             self._library.order(
                 [make_order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)]

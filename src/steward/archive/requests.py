@@ -72,7 +72,7 @@ class JobLine(ActionMessage, frozen=True, kw_only=True):
         script_key: Key of the archived script; "" if there is none.
         script_bytes: Size of the archived script.
         script_hidden: Why script details are hidden: ``private``, the user may not read the script,
-            if there is one; ``purged``, it was purged; "" otherwise.
+            if there is one; ``erased``, it was erased; "" otherwise.
         submit_line: Command line of sbatch, salloc or srun, if Slurm reports it and the user may
             read it.
     """
@@ -96,7 +96,7 @@ class JobLine(ActionMessage, frozen=True, kw_only=True):
     restarts: int = 0
     script_key: str = ""
     script_bytes: int | None = None
-    script_hidden: Literal["private", "purged", ""] = ""
+    script_hidden: Literal["private", "erased", ""] = ""
     submit_line: str = ""
 
 
@@ -584,26 +584,26 @@ class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
             yield f"cannot read {format_count(self.unreadable, 'script')}: no complete catalog"
 
 
-class PurgeRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.purge``: remove scripts and environments from sinks and the catalog."""
+class EraseRequest(JobSelection, frozen=True, kw_only=True):
+    """Request of ``archive.erase``: remove scripts and environments from sinks and the catalog."""
 
     sink: Annotated[
         str,
         option(
-            "Purge only this sink.",
+            "Erase from this sink only.",
             "--sink",
             metavar="NAME",
             default="every sink, the catalog and jobs.db",
         ),
     ] = ""
     reason: Annotated[
-        str, option("Reason, recorded in the journal with the purge.", "--reason", metavar="TEXT")
+        str, option("Reason, recorded in the journal.", "--reason", metavar="TEXT")
     ] = ""
-    yes: Annotated[bool, option("Purge the scripts. Otherwise only list them.", "--yes")] = False
+    yes: Annotated[bool, option("Erase the scripts. Otherwise only list them.", "--yes")] = False
 
 
-class PurgeLine(ActionMessage, frozen=True, kw_only=True):
-    """One script that is or would be purged."""
+class ErasedScript(ActionMessage, frozen=True, kw_only=True):
+    """One script that is or would be erased."""
 
     job: JobLine
     script: ScriptLine
@@ -618,18 +618,18 @@ JOB_COLUMNS: Final[Layout] = (
 """Columns of rows about a job: the row's attribute ``job``."""
 
 
-class PurgeReply(Answer, frozen=True, kw_only=True):
-    """Reply of ``archive.purge``: the scripts that are or would be purged.
+class EraseReply(Answer, frozen=True, kw_only=True):
+    """Reply of ``archive.erase``: the scripts that are or would be erased.
 
     Attributes:
-        done: Whether the purge was ordered; False for a dry run.
+        done: Whether the removal was ordered; False for a dry run.
         scripts: The scripts. A script shared by jobs (an array's tasks) is listed once.
         total_bytes: Total size of scripts and environments.
         sinks: Sinks that will remove them; unavailable ones do so later.
     """
 
     done: bool
-    scripts: tuple[PurgeLine, ...] = ()
+    scripts: tuple[ErasedScript, ...] = ()
     total_bytes: int = 0
     sinks: tuple[str, ...] = ()
     layout: ClassVar[Layout] = (
@@ -651,15 +651,15 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
         return f"{scripts}, {format_size(self.total_bytes)} bytes{sinks}"
 
     def list_lines(self) -> Iterable[str]:
-        """Return the summary of a purge."""
-        return (f"Purged: {self.summary}.",) if self.done and self.scripts else ()
+        """Return the summary of the removal."""
+        return (f"Erased: {self.summary}.",) if self.done and self.scripts else ()
 
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed, also in a pipe, so that a dry run is recognized."""
         if not self.scripts:
-            yield "no archived script matches: nothing purged"
+            yield "no archived script matches: nothing erased"
         elif not self.done:
-            yield f"nothing purged yet: --yes purges {self.summary}"
+            yield f"nothing erased yet: --yes erases {self.summary}"
 
 
 SinkState = Literal["running", "waiting", "detached", "new", "removed"]

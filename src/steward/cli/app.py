@@ -304,7 +304,7 @@ _ARCHIVE_SOURCES = "steward.cli.archive_sources"
 
 
 class ArchiveGroup(LazyGroup):
-    """Commands of ``steward archive``: search, show, export, verify and purge scripts."""
+    """Commands of ``steward archive``: search, show, export, verify and erase scripts."""
 
     words = "archive"
     entries = (

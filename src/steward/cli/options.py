@@ -42,7 +42,7 @@ _MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 def reject_empty(context: click.Context, param: click.Parameter, value: Any) -> Any:
     """Reject a filter that was given but is empty, as from an unset shell variable.
 
-    Treated as no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all scripts of ada.
+    Treated as no filter, ``erase -u ada -j "$JOBS" --yes`` would remove all scripts of ada.
     """
     is_given = _find_source(context, param.name) == "COMMANDLINE"
     if is_given and not split_lists([value] if isinstance(value, str) else value):

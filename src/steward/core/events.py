@@ -340,7 +340,7 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
-    """archive.purge: delete these scripts, bytes and index entries.
+    """archive.purge: delete these scripts, bytes and index entries, by retention or on request.
 
     Attributes:
         script_keys: Keys of the job.script events.

@@ -96,10 +96,10 @@ BACKFILL: Final = ServicePrincipal(
 """Backfill: charge runs from before the bank."""
 
 RETENTION: Final = ServicePrincipal(name="retention", permissions=frozenset({"archive.purge"}))
-"""Retention: purge scripts by age and by limits of the archive."""
+"""Retention: purge scripts by age, and evict them by limits of the archive."""
 
 KAFKA: Final = ServicePrincipal(name="kafka", permissions=frozenset({"archive.purge"}))
-"""Kafka consumer: purge scripts that the sending Steward has purged."""
+"""Kafka consumer: erase scripts that the sending Steward has erased."""
 
 NOTICES: Final = ServicePrincipal(
     name="notices", permissions=frozenset({"notify.email", "notify.webhook"})

@@ -88,6 +88,12 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Show the environment of a job at submission.",
         "steward.cli.archive",
     ),
+    "archive.erase": IndexEntry(
+        "steward.archive.maintenance",
+        "archive erase",
+        "operator",
+        "Remove scripts and environments permanently.",
+    ),
     "archive.export": IndexEntry(
         "steward.archive.export",
         "archive export",
@@ -97,12 +103,6 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     ),
     "archive.list": IndexEntry(
         "steward.archive.lookup", "archive list", "everyone", "List jobs, newest first."
-    ),
-    "archive.purge": IndexEntry(
-        "steward.archive.maintenance",
-        "archive purge",
-        "operator",
-        "Remove scripts and environments permanently.",
     ),
     "archive.reindex": IndexEntry(
         "steward.archive.maintenance",

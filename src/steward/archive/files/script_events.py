@@ -484,8 +484,8 @@ def purge_files(
         if error.errno not in {errno.EISDIR, errno.ELOOP}:
             raise
         raise PathBlocked(
-            f"cannot purge: a MANIFEST.jsonl below {tree.root} is a directory or symbolic link: "
-            f"move it away ('find {tree.root} -name MANIFEST.jsonl ! -type f' lists it)",
+            f"cannot remove scripts: a MANIFEST.jsonl below {tree.root} is a directory or symbolic "
+            f"link: move it away ('find {tree.root} -name MANIFEST.jsonl ! -type f' lists it)",
             tree.root,
         ) from error
     # Last: a purge that fails half way is repeated, and must find its rows.
@@ -531,7 +531,7 @@ def _remove_file(tree: ArchiveTree, path: str, name: str) -> None:
         tree.unlink(path, name)
     except IsADirectoryError as error:
         raise PathBlocked(
-            f"cannot purge: {tree.root}/{path}/{name} is a directory, not a file: move it away",
+            f"cannot remove {tree.root}/{path}/{name}: it is a directory, not a file: move it away",
             path,
         ) from error
 

@@ -329,8 +329,8 @@ class FilesSink:
                     store.unlink(present)
             except StewardError as error:
                 log.warning(
-                    "cannot remove the captured files of purged jobs from %s; they stay until the "
-                    "journal is trimmed: %s",
+                    "cannot remove the captured files of purged or erased jobs from %s; they "
+                    "stay until the journal is trimmed: %s",
                     store.directory,
                     error,
                 )

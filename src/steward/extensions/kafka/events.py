@@ -244,7 +244,7 @@ def _purge_event(message: ScriptMessage) -> Event:
         seen_at=now,
         source=KAFKA_SOURCE,
         body=ArchivePurge(
-            script_keys=(message.key,), asked_by=KAFKA.name, reason="purged by the sending Steward"
+            script_keys=(message.key,), asked_by=KAFKA.name, reason="erased by the sending Steward"
         ),
     )
 

@@ -105,7 +105,7 @@ class ScriptMessage(MessagePart, frozen=True, kw_only=True):
         flags: Anomalies of the spool entry.
         claims: Claims of the environment about the job.
         partial: Only ``identity`` changed: a lower version has the bytes.
-        deleted: The script was purged: readers must delete all of it.
+        deleted: The script was erased: readers must delete all of it.
     """
 
     schema: Literal["steward.job/1"]
@@ -180,7 +180,7 @@ class MessageSource(Protocol):
 
     @property
     def deleted(self) -> bool:
-        """Return whether the script was purged."""
+        """Return whether the script was erased."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -188,7 +188,7 @@ _decoder = msgspec.json.Decoder(ScriptMessage)
 
 
 def encode_script_message(source: MessageSource) -> bytes:
-    """Encode a script's message as JSON; of a purged script only the deletion."""
+    """Encode a script's message as JSON; of an erased script only the deletion."""
     message = ScriptMessage(
         schema=SCHEMA,
         id=source.id,

@@ -218,7 +218,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
     """Remove accounting data of old jobs.
 
     Steward removes jobs from jobs.db and days of the job log if they ended before the given
-    time. It keeps archived scripts: 'steward archive purge' removes those.
+    time. It keeps archived scripts: 'steward archive erase' removes those.
 
     Raises:
         LogOperatorsOnly: The caller is not an operator.

@@ -165,7 +165,7 @@ class DayCloser:
         output = self._run_program("purges", day, lengths)
         if output is None:
             log.error(
-                "day %s of the job log may still contain purged jobs: retrying in %d minutes",
+                "day %s of the job log may still contain erased texts: retrying in %d minutes",
                 day,
                 _RETRY_S // 60,
             )
