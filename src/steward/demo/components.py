@@ -220,7 +220,7 @@ BURST_BYTES: Final = 300 * 1024**2
 _BURST_SCRIPT: Final = """\
 #!/bin/bash
 #SBATCH --job-name=burst
-# Hold 300 MB for two seconds: tail keeps what it may have to print.
+# Hold 300 MB for two seconds: tail keeps the last 300 MB in memory.
 head -c 300M /dev/zero | tail -c 300M | { sleep 2; wc -c; }
 """
 

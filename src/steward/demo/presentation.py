@@ -343,8 +343,8 @@ def _show_archive(printer: DemoPrinter, site: DemoSite) -> None:
     _run_command(printer, site, first_user, f"steward archive show {relax_id}")
     printer.print_heading(
         "The environment of a job",
-        "These variables only. Steward recognizes one secret by the name of its variable, the "
-        "other by its form. It never wrote either to a file.",
+        "The command names the variables to show. Steward recognizes one secret by the name of "
+        "its variable, the other by its form. It never wrote either to a file.",
     )
     variables = " ".join(site.get_job("train").what.env)
     _run_command(printer, site, first_user, f"steward archive env {train_id} {variables}")

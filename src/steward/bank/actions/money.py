@@ -173,7 +173,7 @@ class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):
         status = "Already done" if self.repeated else "Done"
         for transfer in self.transfers:
             amount = self.format_with_unit(_read_amount(transfer))
-            yield f"{status}: {transfer.kind} of {amount}, number {transfer.number}."
+            yield f"{status}: {transfer.kind} of {amount}, ledger transaction {transfer.number}."
         for account, balance in self.balances.items():
             yield f"{account} has a balance of {self.format_with_unit(balance)} now."
         yield f"Key: {self.key}"
