@@ -1,10 +1,12 @@
 """Notes on a job's resource use, and jobs that get none."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from harness.job_page import GIB, kinds, launch, run_line, run_of, task
+from steward.accounting.job_page.layouts import NOTE_TITLES
+from steward.accounting.job_page.requests import NoteKind
 
 
 def test_nobody_is_told_to_ask_for_less_memory_where_its_peak_is_not_known() -> None:
@@ -107,3 +109,7 @@ def test_a_run_that_goes_on_is_not_judged() -> None:
     run = run_of(run_line(0, end_us=0, state="RUNNING"), launch(task(cpu_s=1)))
     assert run.efficiency.cpu is None
     assert kinds(run) == []
+
+
+def test_each_kind_has_a_title_for_summaries_of_arrays() -> None:
+    assert set(NOTE_TITLES) == set(get_args(NoteKind))

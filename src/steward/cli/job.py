@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 from steward.accounting.job_page.layouts import (
     MEMBER_LAYOUT,
+    NOTE_TITLES,
     SIZE_LAYOUT,
     SPREAD_LAYOUT,
     STEP_LAYOUT,
@@ -156,7 +157,7 @@ def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list
             rows.append(
                 [
                     (f"  {signs.note} ", "bold yellow"),
-                    (f"{kind}: {format_count(count, 'task')}", ""),
+                    (f"{NOTE_TITLES[kind]}: {format_count(count, 'task')}", ""),
                 ]
             )
     if array.worst:

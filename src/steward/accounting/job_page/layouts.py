@@ -4,7 +4,7 @@
 :class:`PageAnswer`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +14,7 @@ from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.phrases import describe_exit
 from steward.accounting.job_page.requests import (
     ArrayPart,
+    NoteKind,
     PageAnswer,
     Spread,
     StepPart,
@@ -200,3 +201,18 @@ SPREAD_LAYOUT: Final[Layout] = (
     Column("Tasks", lambda row, _: row.spread.count, "count"),
 )
 """Columns of distributions over an array's tasks."""
+
+NOTE_TITLES: Final[Mapping[NoteKind, str]] = {
+    "out-of-memory": "Out of memory",
+    "timeout": "Time limit reached",
+    "node-fail": "Node failure",
+    "failed-early": "Early failure",
+    "memory-high": "Memory nearly ran out",
+    "memory-low": "Memory request too high",
+    "serial": "Serial on several CPUs",
+    "cpu-low": "Idle CPUs",
+    "time-low": "Time limit too high",
+    "time-high": "Time limit nearly reached",
+    "imbalance": "Uneven tasks",
+}
+"""Titles of notes in the summary of an array."""

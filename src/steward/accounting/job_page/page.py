@@ -39,6 +39,7 @@ from steward.accounting.job_page.requests import (
     Efficiency,
     MemberPart,
     NodePart,
+    NoteKind,
     PageAnswer,
     PageRequest,
     RunPart,
@@ -262,7 +263,7 @@ def build_array_part(
     states = Counter(member.line.state or "UNKNOWN" for member in members)
     if waiting_tasks:
         states["PENDING"] += waiting_tasks
-    notes: Counter[str] = Counter()
+    notes: Counter[NoteKind] = Counter()
     for member in members:
         notes.update(note.kind for note in write_notes(member.line, member.efficiency, ()))
     ended = [member for member in members if member.line.end_us]

@@ -323,7 +323,7 @@ class ArrayPart(ActionMessage, frozen=True, kw_only=True):
     time: Spread | None = None
     elapsed_s: Spread | None = None
     cpu_used_s: float = 0.0
-    notes: dict[str, int] = msgspec.field(default_factory=dict)
+    notes: dict[NoteKind, int] = msgspec.field(default_factory=dict)
     worst: tuple[MemberPart, ...] = ()
 
 
