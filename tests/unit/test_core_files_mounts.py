@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,39 @@ def test_a_mount_point_may_hold_blanks(mounts: Mounts) -> None:
 def test_the_kernels_own_list_is_understood(tmp_path: Path) -> None:
     assert find_network_type("/proc/self") == ""
     assert find_network_type(str(tmp_path / "is" / "not" / "there")) == ""
+
+
+_MOUNT_AND_UNMOUNT = """
+import os, subprocess, sys
+from steward.core import files
+
+def show():
+    print(files.find_network_type(path + "/archive") or "local", flush=True)
+
+path = sys.argv[1]
+files._NETWORK_TYPES["ramfs"] = "network"
+show()
+subprocess.run(["mount", "-t", "ramfs", "none", path], check=True)
+child = os.fork()
+if not child:
+    show()
+    os._exit(0)
+os.waitpid(child, 0)
+show()
+subprocess.run(["umount", path], check=True)
+show()
+"""
+
+
+def test_a_later_mount_is_seen_by_a_process_and_its_child(tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [
+            *("unshare", "--user", "--map-root-user", "--mount"),
+            *(sys.executable, "-c", _MOUNT_AND_UNMOUNT, str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert shown.stdout.split() == ["local", "network", "network", "local"]
