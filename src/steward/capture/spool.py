@@ -55,6 +55,8 @@ _MAX_WAIT_S = 5.0
 """Maximum wait between turns, in seconds."""
 _FINISH_TIMEOUT_S = 4.0
 """Time for remaining scripts at a stop, in seconds."""
+_MOST_CLOSED = 8
+"""Largest number of scripts in a batch whose descriptors the committing thread closes."""
 _MAX_JOBS_LOGGED = 50
 """Maximum number of lost jobs named in a log message."""
 
@@ -78,6 +80,8 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
         batch_bytes: Size at which a batch is committed, in bytes: written scripts should soon be
             durable.
         gather_s: Time for which scripts gather while an earlier batch is in progress, in seconds.
+        settle_s: Time between the first sign of a new job and the reading of all signs, in seconds.
+            slurmctld writes a job's files meanwhile, so that one turn takes the whole job.
         retry_store_s: Time until Steward tries a failed store again, in seconds.
         hold_unread_s: Time for which descriptors of an unreadable script stay open, in seconds.
             After this time a rescan opens the script again. Descriptors of a removed script stay
@@ -91,6 +95,7 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_bytes: int = 32 << 20
     gather_s: float = 0.1
+    settle_s: float = 0.001
     retry_store_s: float = 5.0
     hold_unread_s: float = 60.0
     max_unreadable: int = 500
@@ -129,20 +134,26 @@ class _UnreadableScript(msgspec.Struct):
 
 
 class BatchCommitter:
-    """Two threads that make batches durable (fsync) and append their events, in order."""
+    """Two threads that make batches durable (fsync) and append their events, in order.
+
+    The committer does both for a batch that comes alone. A batch that comes while it is in progress
+    goes through the syncer first: the store must have its bytes soon, whatever the journal does.
+    """
 
     def __init__(self, append: AppendRows) -> None:
         self._append = append
-        self._batches: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
         self.stored: queue.SimpleQueue[list[CapturedEntry]] = queue.SimpleQueue()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.pending_count = 0
+        self.pending_batches = self.pending_scripts = 0
         self.is_syncing = False
+        self.is_awaited = False
+        """Whether the main thread has more scripts to commit, and is to be woken for them."""
         self.last_error = ""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._durable: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
+        self._unsynced: queue.SimpleQueue[CaptureBatch | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("syncer", self._sync_all), ("committer", self._commit_all))
@@ -153,14 +164,19 @@ class BatchCommitter:
     def put(self, batch: CaptureBatch) -> None:
         """Queue a batch for commit."""
         with self._lock:
-            self.pending_count += len(batch.held)
-        self.is_syncing = True
-        self._batches.put(batch)
+            is_alone = not self.pending_batches
+            self.pending_batches += 1
+            self.pending_scripts += len(batch.held)
+        if is_alone:
+            self._batches.put(batch)
+        else:
+            self.is_syncing = True
+            self._unsynced.put(batch)
 
     def finish(self, timeout_s: float) -> bool:
         """Commit all queued batches and stop; return whether that was done in time."""
         self._stopping.set()
-        self._batches.put(None)
+        self._unsynced.put(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -170,34 +186,26 @@ class BatchCommitter:
         return True
 
     def _sync_all(self) -> None:
-        """Run the thread that syncs batches."""
-        while (batch := self._batches.get()) is not None:
+        """Run the thread that syncs the batches that must wait for the journal."""
+        while (batch := self._unsynced.get()) is not None:
             if self._sync(batch):
-                self._durable.put(batch)
-                # The store has the bytes now, under names that identify them: descriptors held
-                # until the journal is available again could use up all there are. The main thread
-                # closes them, because two threads would contend for the interpreter lock at each
-                # close.
-                self.stored.put(batch.held)
-                os.eventfd_write(self.fd, 1)
-            else:
-                self.failed.put(batch.held)
-                self._finish_batch(batch)
-            self.is_syncing = not self._batches.empty()
-        self._durable.put(None)
+                self._batches.put(batch)
+            self.is_syncing = not self._unsynced.empty()
+        self._batches.put(None)
 
     def _commit_all(self) -> None:
-        """Run the thread that appends durable batches' events."""
-        while (batch := self._durable.get()) is not None:
-            if self._commit(batch):
+        """Run the thread that appends batches' events once they are durable."""
+        while (batch := self._batches.get()) is not None:
+            if (not batch.unsynced or self._sync(batch)) and self._commit(batch):
                 self._finish_batch(batch)
 
-    def _finish_batch(self, batch: CaptureBatch) -> None:
-        """Count a batch as done and wake the main thread."""
+    def _finish_batch(self, batch: CaptureBatch, *, has_failed: bool = False) -> None:
+        """Count a batch as done; wake the main thread if it has something to do then."""
         with self._lock:
-            self.pending_count -= len(batch.held)
-        # Wake the main thread: entries have failed, or the next batch may come.
-        os.eventfd_write(self.fd, 1)
+            self.pending_batches -= 1
+            self.pending_scripts -= len(batch.held)
+        if has_failed or self.is_awaited:
+            os.eventfd_write(self.fd, 1)
 
     def _sync(self, batch: CaptureBatch) -> bool:
         """Sync the files of a batch; return whether all succeeded."""
@@ -209,6 +217,20 @@ class BatchCommitter:
             except Unavailable as error:
                 self._log_failure(batch, error)
                 is_synced = False
+        batch.unsynced = []
+        if not is_synced:
+            self.failed.put(batch.held)
+            self._finish_batch(batch, has_failed=True)
+        elif len(batch.held) <= _MOST_CLOSED:
+            # The store has the bytes now, under names that identify them: descriptors held until
+            # the journal is available again could use up all there are.
+            for entry in batch.held:
+                entry.close()
+        else:
+            # The main thread closes many: two threads would contend for the interpreter lock at
+            # each close.
+            self.stored.put(batch.held)
+            os.eventfd_write(self.fd, 1)
         return is_synced
 
     def _commit(self, batch: CaptureBatch) -> bool:
@@ -291,8 +313,10 @@ class SpoolCapture:
         while not stop.is_set():
             beat()
             self.run_turn()
-            if not self._spool.ready or time.monotonic() < self._retry_at:
-                stop.wait(self._next_wait_s(), self._spool.fd, self._committer.fd)
+            if (not self._spool.ready or time.monotonic() < self._retry_at) and stop.wait(
+                self._next_wait_s(), self._spool.fd, self._committer.fd
+            ):
+                time.sleep(self._limits.settle_s)
         self.finish()
 
     def run_once(self) -> None:
@@ -366,11 +390,14 @@ class SpoolCapture:
             return True
         if self._spool.ready and not self._retry_at:
             return False
-        waited_s = time.monotonic() - self._gathering_since
         committer = self._committer
-        return not committer.pending_count or (
-            waited_s > self._limits.gather_s and not committer.is_syncing
-        )
+        # First ask to be woken, then look: the committer does it the other way round.
+        committer.is_awaited = True
+        if not committer.pending_batches:
+            committer.is_awaited = False
+            return True
+        waited_s = time.monotonic() - self._gathering_since
+        return waited_s > self._limits.gather_s and not committer.is_syncing
 
     def finish(self) -> bool:
         """Write and commit what has been read; return whether all of it is durable."""
@@ -389,7 +416,7 @@ class SpoolCapture:
         failed = list(self._take_failed())
         for entry in (*held_entries, *failed):
             entry.close()
-        remaining = len(unread) + len(self._released) + self._committer.pending_count
+        remaining = len(unread) + len(self._released) + self._committer.pending_scripts
         if remaining:
             log.warning(
                 "%d scripts are not captured yet; the next start rescans the spool", remaining
