@@ -11,8 +11,9 @@ from harness import archive
 from harness.commands import steward
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
+from steward.archive.files.locks import CLAIM_FILE, TreeClaim
 from steward.archive.files.sink import FilesSink
-from steward.archive.files.tree import CLAIM_FILE, ArchiveTree, TreeClaim
+from steward.archive.files.tree import ArchiveTree
 from steward.core.config.reader import load_settings
 
 
@@ -53,7 +54,7 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     hold = (
-        "import os, sys; from steward.archive.files.tree import TreeClaim; "
+        "import os, sys; from steward.archive.files.locks import TreeClaim; "
         "k = TreeClaim('/gone', sys.argv[1]); k.acquire(os.open(sys.argv[1], os.O_RDONLY)); "
         "print('held', flush=True); sys.stdin.read()"
     )

@@ -17,7 +17,7 @@ import msgspec
 
 from steward.accounting.settings import AccountingSettings
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.tree import TreeClaim
+from steward.archive.files.locks import TreeClaim
 from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
 from steward.cli.commands import report_outcome

@@ -33,6 +33,7 @@ from steward.archive.files.index import (
     FilesRecords,
     compute_content_number,
     delete_rows,
+    execute_all,
     has_other_owner,
     save_rows,
 )
@@ -221,11 +222,14 @@ class PendingBatch:
         save_rows(connection, rows, self._saved_rows)
         delete_rows(connection, self._deleted)
         counts.write(connection)
-        connection.executemany(
-            "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.deferred
+        execute_all(
+            connection,
+            "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)",
+            self.deferred,
         )
         # Waiting files are known by their rows.
-        connection.executemany(
+        execute_all(
+            connection,
             "INSERT OR IGNORE INTO leaving VALUES (?, ?, ?)",
             [(int(moved), *file) for file in self.files_to_remove if file[0] != WAITING_DIRECTORY],
         )

@@ -282,6 +282,7 @@ class FilesRecords:
         self._directory_paths: dict[int, str] = {}
         self._new_directories: dict[int, str] = {}
         self._holder_numbers: dict[StorageHolder, int] = {}
+        self._markers: dict[str, str] = {}
 
     def query(self, sql: str, *parameters: object) -> list[Any]:
         """Return the rows of a read-only statement."""
@@ -306,13 +307,18 @@ class FilesRecords:
 
     def load_marker(self, tree: str = "root") -> str:
         """Return the required marker id of a tree (``root`` or ``move_to``); "" if unknown."""
-        rows = self.query("SELECT id FROM marker WHERE tree = ?", tree)
-        return str(rows[0][0]) if rows else ""
+        if tree not in self._markers:
+            rows = self.query("SELECT id FROM marker WHERE tree = ?", tree)
+            if not rows:
+                return ""
+            self._markers[tree] = str(rows[0][0])
+        return self._markers[tree]
 
     def set_marker(self, tree: str, identifier: str) -> None:
         """Store the marker id of a tree."""
         with self.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO marker VALUES (?, ?)", (tree, identifier))
+        self._markers[tree] = identifier
 
     def load_rows(self, refs: Iterable[FileRef]) -> dict[FileRef, FileRow]:
         """Return the rows of the given scripts, if known."""
@@ -519,16 +525,19 @@ def save_rows(
             old.append(_get_changing_values(row))
         else:
             new.append(msgspec.structs.astuple(row))
-    connection.executemany(_INSERT_SCRIPT, new)
-    connection.executemany(_UPDATE_SCRIPT, old)
+    execute_all(connection, _INSERT_SCRIPT, new)
+    execute_all(connection, _UPDATE_SCRIPT, old)
 
 
-def delete_rows(connection: Connection, refs: Iterable[FileRef]) -> None:
+def delete_rows(connection: Connection, refs: Collection[FileRef]) -> None:
     """Delete scripts, inside a transaction."""
-    connection.executemany(
-        "DELETE FROM script WHERE cluster = ? AND key = ?",
-        refs,
-    )
+    execute_all(connection, "DELETE FROM script WHERE cluster = ? AND key = ?", refs)
+
+
+def execute_all(connection: Connection, sql: str, rows: Collection[Sequence[object]]) -> None:
+    """Run a statement for each row; without rows, spare the call."""
+    if rows:
+        connection.executemany(sql, rows)
 
 
 _ENVIRONMENT, _MOVED = 1, 2
@@ -619,21 +628,23 @@ class ByteCounts:
         numbers = sorted(self._added)
         known_contents = find_known_contents(connection, numbers)
         new = [number for number in numbers if number not in known_contents]
-        connection.executemany(_INSERT_CONTENT, [(number, *self._added[number]) for number in new])
+        execute_all(connection, _INSERT_CONTENT, [(number, *self._added[number]) for number in new])
         for number in new:
             holder, _, length, _ = self._added[number]
             self._byte_changes[holder] = self._byte_changes.get(holder, 0) + length
         reused = [(number, self._added[number]) for number in numbers if number in known_contents]
-        connection.executemany(
-            _INCREASE_USES, [(uses, job_id, number) for number, (_, uses, _, job_id) in reused]
+        execute_all(
+            connection,
+            _INCREASE_USES,
+            [(uses, job_id, number) for number, (_, uses, _, job_id) in reused],
         )
-        if self._removed:
-            removed = sorted(self._removed)
-            connection.executemany(
-                _DECREASE_USES, [(self._removed[number], number) for number in removed]
-            )
-            connection.executemany(_DELETE_UNUSED, [(number,) for number in removed])
-        connection.executemany(
+        removed = sorted(self._removed)
+        execute_all(
+            connection, _DECREASE_USES, [(self._removed[number], number) for number in removed]
+        )
+        execute_all(connection, _DELETE_UNUSED, [(number,) for number in removed])
+        execute_all(
+            connection,
             "UPDATE holder SET bytes = bytes + ? WHERE number = ?",
             [(length, holder) for holder, length in self._byte_changes.items() if length],
         )

@@ -29,6 +29,8 @@ from steward.core.timestamps import to_micros_or_zero
 
 MANIFEST_FILE_NAME: Final = "MANIFEST.jsonl"
 MANIFEST_VERSION: Final = 1
+_MOST_SIZES: Final = 256
+"""Number of manifests whose size after the last append is remembered."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +185,7 @@ class ManifestWriter:
 
     def __init__(self, tree: ArchiveTree) -> None:
         self._tree = tree
+        self._sizes: dict[int, int] = {}
         self._new_lines: dict[str, list[bytes]] = {}
         self._cache: dict[str, tuple[bytes, dict[str, list[tuple[int, int]]]]] = {}
 
@@ -230,18 +233,28 @@ class ManifestWriter:
 
     def _append(self, path: str, lines: list[bytes], *, sync: bool) -> None:
         """Append lines to a manifest; end a line that a crash cut short."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         directory_fd = self._tree.get_directory_fd(path)
-        fd = os.open(MANIFEST_FILE_NAME, flags, self._get_mode(directory_fd), dir_fd=directory_fd)
         try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
+            fd = os.open(MANIFEST_FILE_NAME, flags, dir_fd=directory_fd)
+        except FileNotFoundError:
+            mode = self._get_mode(directory_fd)
+            fd = os.open(MANIFEST_FILE_NAME, flags | os.O_CREAT, mode, dir_fd=directory_fd)
+        try:
+            status = os.fstat(fd)
+            size = status.st_size
+            is_known = not size or self._sizes.get(status.st_ino) == size
+            if not is_known and os.pread(fd, 1, size - 1) != b"\n":
                 lines = [b"", *lines]
-            _write_all(fd, b"\n".join(lines) + b"\n")
+            data = b"\n".join(lines) + b"\n"
+            _write_all(fd, data)
             if sync:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        if len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+        self._sizes[status.st_ino] = size + len(data)
 
     def _get_mode(self, directory_fd: int) -> int:
         """Return the mode of a new manifest in a directory."""

@@ -36,6 +36,7 @@ from steward.archive.files.index import (
 )
 from steward.archive.files.layout import UNVERIFIED as UNVERIFIED_DIRECTORY
 from steward.archive.files.layout import compile_layout
+from steward.archive.files.locks import TreeLock
 from steward.archive.files.manifest import (
     MANIFEST_VERSION,
     ManifestFact,
@@ -51,7 +52,7 @@ from steward.archive.files.script_events import (
     remove_manifest_lines,
     rename_fact_files,
 )
-from steward.archive.files.tree import ArchiveTree, BytesGone, ByteSource, DirectoryAccess, TreeLock
+from steward.archive.files.tree import ArchiveTree, BytesGone, ByteSource, DirectoryAccess
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now

@@ -36,6 +36,7 @@ from steward.archive.files.batch import (
 )
 from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, FileRow, FilesRecords
 from steward.archive.files.layout import compile_layout
+from steward.archive.files.locks import TreeClaim, TreeLock
 from steward.archive.files.manifest import ManifestWriter
 from steward.archive.files.owners import (
     AccessChange,
@@ -48,7 +49,7 @@ from steward.archive.files.placement import FilePlacer
 from steward.archive.files.reader import ContentKind
 from steward.archive.files.retention import RetentionWorker
 from steward.archive.files.script_events import ScriptFiling, list_incoming_names, purge_files
-from steward.archive.files.tree import ArchiveTree, TreeClaim, TreeLock
+from steward.archive.files.tree import ArchiveTree
 from steward.archive.settings import IDENTITY_WAIT_S
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
@@ -241,6 +242,7 @@ class FilesSink:
         self._retention = RetentionWorker(self._records, name, self._sink_settings)
         self._access_updater = AccessUpdater(self._tree, self._records, self._layout)
         self._applied_count = 0
+        self._oldest_wait_ns = 0
         self._losses: list[Rejected] = []
         self._next_owner_check = 0.0
         self._next_group_check = 0.0
@@ -274,6 +276,7 @@ class FilesSink:
             for uid, user, _ in conflicts:
                 self._access_updater.apply_page(self._filing.gids, (uid, user))
             self._pending.begin(self._records.load_rows(list_script_refs(events)))
+            self._oldest_wait_ns = min(self._oldest_wait_ns, self._pending.now_ns)
             losses: list[Rejected] = []
             self._pending.is_replay = self._applied_count < self.batch_events
             if self._layout.can_share_files:
@@ -371,15 +374,20 @@ class FilesSink:
         """File scripts that waited too long; return seconds until the next one is overdue."""
         wait_ns = int(wait_s * 1e9)
         cutoff_ns = time.time_ns() - wait_ns
-        rows = self._records.select_rows(
-            "state = ? AND since_ns <= ? LIMIT ?", WAITING, cutoff_ns, _OVERDUE_AT_ONCE
-        )
-        if rows:
-            self._file_overdue(rows)
-        if len(rows) == _OVERDUE_AT_ONCE:
-            return 0.0
-        oldest = self._records.query("SELECT min(since_ns) FROM script WHERE state = ?", WAITING)
-        return max(0.0, (oldest[0][0] - cutoff_ns) / 1e9) if oldest[0][0] is not None else _TICK_S
+        # No waiting script is older: at most one query in the time that scripts wait.
+        if self._oldest_wait_ns <= cutoff_ns:
+            rows = self._records.select_rows(
+                f"state = ? AND since_ns <= ? LIMIT {_OVERDUE_AT_ONCE}", WAITING, cutoff_ns
+            )
+            if rows:
+                self._file_overdue(rows)
+            if len(rows) == _OVERDUE_AT_ONCE:
+                return 0.0
+            oldest = self._records.query(
+                "SELECT min(since_ns) FROM script WHERE state = ?", WAITING
+            )
+            self._oldest_wait_ns = LOST_NS if oldest[0][0] is None else oldest[0][0]
+        return max(0.0, (self._oldest_wait_ns - cutoff_ns) / 1e9)
 
     def _file_overdue(self, rows: Sequence[FileRow]) -> None:
         """File overdue scripts under ``unverified/`` in one batch."""

@@ -1,4 +1,4 @@
-"""Archive directory tree: opens, creates, syncs and locks directories without following links.
+"""Archive directory tree: opens, creates and syncs directories without following links.
 
 :class:`ByteSource` and :func:`copy_bytes` copy bytes into a tree.
 
@@ -6,20 +6,16 @@
 a whole, but opens components one by one without following symbolic links. It caches open
 directories, so that placing a file is a single link(2). The root has a marker file; if it is
 missing, the file system is not mounted and nothing is written.
-
-:class:`TreeLock` is the lock between sink, mover and verification. :class:`TreeClaim` prevents two
-Stewards from writing to one tree.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -209,6 +205,8 @@ def _write_all_bytes(fd: int, data: bytes) -> None:
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
+_REOPEN_S = 10.0
+"""Time after which a directory is opened anew, in seconds."""
 _MAX_SINGLE_SYNCS = 8
 MAX_NAMES_IN_MEMORY = 10_000
 
@@ -240,6 +238,28 @@ class DirectoryAccess(msgspec.Struct, frozen=True, kw_only=True):
         if self.user_depth and depth >= self.user_depth:
             return FileReaders(self.uid, self.gids), False
         return FileReaders(None, self.gids), self.others_pass
+
+
+class _OpenDirectory(msgspec.Struct):
+    """Open directory.
+
+    Attributes:
+        fd: Its descriptor.
+        version: Device, inode and mode.
+        access: Readers that it was opened for, and whether others may pass; None if unchecked.
+        batch: Number of the last batch that found it at its path.
+        valid_until: Time at which it must be opened anew, monotonic.
+    """
+
+    fd: int
+    version: tuple[int, ...]
+    access: tuple[FileReaders, bool] | None
+    batch: int
+    valid_until: float
+
+
+def _get_file_id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 class SortedNames:
@@ -297,7 +317,10 @@ class ArchiveTree:
         self.root = root
         self.has_acls = False
         self._fd = -1
-        self._directory_fds: OrderedDict[str, int] = OrderedDict()
+        self._root_id = (0, 0)
+        self._marker: tuple[tuple[int, ...], str] = ((), "")
+        self._directories: OrderedDict[str, _OpenDirectory] = OrderedDict()
+        self._batch = 0
         self._changed_directories: set[str] = set()
 
     @property
@@ -321,9 +344,8 @@ class ArchiveTree:
         """
         if self._fd >= 0 and not self._is_same_root():
             self.close()
-        # A directory may have been renamed or replaced since the last batch: the cache is valid
-        # only within one.
-        self._close_directories()
+        # A directory may have been renamed or replaced since the last batch.
+        self._batch += 1
         if self._fd < 0:
             if not marker:
                 self._make_root()
@@ -331,6 +353,7 @@ class ArchiveTree:
                 self._fd = self._open_root()
             except FileNotFoundError:
                 raise self._make_marker_error() from None
+            self._root_id = _get_file_id(os.fstat(self._fd))
             self.has_acls = permissions.supports_acls(self._fd)
         marker_id = self._read_marker()
         if not marker_id and not marker:
@@ -378,11 +401,9 @@ class ArchiveTree:
     def _is_same_root(self) -> bool:
         """Return whether the root's path still names the open directory."""
         try:
-            root_status = os.stat(self.root)
+            return _get_file_id(os.stat(self.root)) == self._root_id
         except FileNotFoundError:
             return False
-        open_status = os.fstat(self._fd)
-        return (root_status.st_dev, root_status.st_ino) == (open_status.st_dev, open_status.st_ino)
 
     def _make_root(self) -> None:
         """Create the root, if missing; others may pass through it only if ACLs are supported."""
@@ -400,13 +421,19 @@ class ArchiveTree:
     def _read_marker(self) -> str:
         """Return the id in the marker file; "" if there is none."""
         try:
+            status = os.stat(MARKER, dir_fd=self._fd, follow_symlinks=False)
+            version = (*_get_file_id(status), status.st_mtime_ns, status.st_ctime_ns)
+            if version == self._marker[0]:
+                return self._marker[1]
             fd = os.open(MARKER, _READ_FLAGS, dir_fd=self._fd)
         except FileNotFoundError:
             return ""
         try:
-            return os.read(fd, 200).decode("ascii", "replace").strip()
+            identifier = os.read(fd, 200).decode("ascii", "replace").strip()
         finally:
             os.close(fd)
+        self._marker = (version, identifier)
+        return identifier
 
     def _write_marker(self) -> str:
         """Create the marker file with a random id; return the id."""
@@ -442,16 +469,18 @@ class ArchiveTree:
             PathBlocked: Another kind of entry is in its place.
             OSError: It cannot be used.
         """
-        fd = self._directory_fds.get(path)
-        if fd is not None:
-            self._directory_fds.move_to_end(path)
-            return fd
         if not path:
             return self._fd
+        directory = self._directories.get(path)
+        if directory is not None:
+            if directory.batch == self._batch or self._confirm(path, directory, access):
+                self._directories.move_to_end(path)
+                return directory.fd
+            self._forget(path)
         parent, _, name = path.rpartition("/")
         parent_fd = self.get_directory_fd(parent, access)
         try:
-            fd = self._open_child(parent, parent_fd, path, name, access)
+            directory = self._open_child(parent, parent_fd, path, name, access)
         except OSError as error:
             if error.errno in _PATH_ERRORS:
                 raise PathBlocked(
@@ -459,15 +488,38 @@ class ArchiveTree:
                     path,
                 ) from error
             raise
-        self._directory_fds[path] = fd
-        if len(self._directory_fds) > _OPEN_DIRECTORIES:
-            _, oldest = self._directory_fds.popitem(last=False)
-            os.close(oldest)
-        return fd
+        self._directories[path] = directory
+        if len(self._directories) > _OPEN_DIRECTORIES:
+            self._forget(next(iter(self._directories)))
+        return directory.fd
+
+    def _confirm(
+        self, path: str, directory: "_OpenDirectory", access: DirectoryAccess | None
+    ) -> bool:
+        """Return whether a directory that an earlier batch opened is still the one at its path.
+
+        After some seconds it is opened anew, which also checks its permissions.
+        """
+        if time.monotonic() >= directory.valid_until:
+            return False
+        if access is not None and access.get_readers(path.count("/") + 1) != directory.access:
+            return False
+        try:
+            status = os.stat(path, dir_fd=self._fd, follow_symlinks=False)
+        except OSError:
+            return False
+        if (*_get_file_id(status), status.st_mode) != directory.version:
+            return False
+        directory.batch = self._batch
+        return True
+
+    def _forget(self, path: str) -> None:
+        """Close a directory that is open."""
+        os.close(self._directories.pop(path).fd)
 
     def _open_child(
         self, parent: str, parent_fd: int, path: str, name: str, access: DirectoryAccess | None
-    ) -> int:
+    ) -> "_OpenDirectory":
         """Open a directory in its parent; create it if ``access`` is given."""
         created = False
         try:
@@ -479,13 +531,20 @@ class ArchiveTree:
             self._changed_directories.add(parent)
             created = True
             fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent_fd)
-        if access is not None:
-            try:
+        try:
+            if access is not None:
                 self._set_access(fd, path, access, created=created)
-            except BaseException:
-                os.close(fd)
-                raise
-        return fd
+            status = os.fstat(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return _OpenDirectory(
+            fd=fd,
+            version=(*_get_file_id(status), status.st_mode),
+            access=access.get_readers(path.count("/") + 1) if access is not None else None,
+            batch=self._batch,
+            valid_until=time.monotonic() + _REOPEN_S,
+        )
 
     def _set_access(self, fd: int, path: str, access: DirectoryAccess, *, created: bool) -> None:
         """Set the permissions of a directory if it is new or they differ."""
@@ -571,9 +630,8 @@ class ArchiveTree:
                 if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
                     return
                 raise
-            fd = self._directory_fds.pop(path, None)
-            if fd is not None:
-                os.close(fd)
+            if path in self._directories:
+                self._forget(path)
             self._changed_directories.discard(path)
             self._changed_directories.add(parent)
             path = parent
@@ -608,9 +666,8 @@ class ArchiveTree:
             pending.extend(sorted(directories, reverse=True))
 
     def _close_directories(self) -> None:
-        for fd in self._directory_fds.values():
-            os.close(fd)
-        self._directory_fds.clear()
+        while self._directories:
+            self._forget(next(iter(self._directories)))
 
     def __del__(self) -> None:
         self.close()
@@ -622,175 +679,3 @@ class ArchiveTree:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class TreeLock:
-    """File lock between the processes that use a tree.
-
-    Args:
-        path: Path of the lock file, created with mode 0600 if needed.
-        creates: Whether to create the file. A reader may run as another user, whose file would lock
-            out the writers; if there is no file, nothing was filed yet.
-    """
-
-    def __init__(self, path: str, *, creates: bool = True) -> None:
-        self._path = path
-        self._creates = creates
-        self._fd = -1
-
-    @contextmanager
-    def acquire(self) -> "Iterator[None]":
-        """Hold the lock for the body of a with statement.
-
-        Raises:
-            ArchiveUnavailable: The lock file cannot be created or read.
-        """
-        if self._fd < 0:
-            self._open()
-        if self._fd < 0:
-            yield
-            return
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT if self._creates else os.O_RDONLY
-        try:
-            self._fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not self._creates:
-                return  # nothing was filed yet
-            raise ArchiveUnavailable(
-                f"cannot lock {self._path}: {error.strerror}", self._path
-            ) from error
-
-    def __del__(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-CLAIM_FILE = ".steward-keeper"
-"""File in the root of a tree with host and state directory of the Steward that writes there."""
-_MAX_CLAIM_BYTES = 5000
-_CLAIM_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_LOCKED_ERRORS = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
-
-
-class TreeClaim:
-    """Claim of one state directory to a tree, so that no two Stewards write to it.
-
-    Args:
-        state_dir: The state directory.
-        root: The tree's root.
-    """
-
-    def __init__(self, state_dir: str, root: str) -> None:
-        self._claimant = f"{os.uname().nodename} {os.path.realpath(state_dir)}"
-        self._root = root
-        self._fd = -1
-        self._tree_id: tuple[int, int] | None = None
-
-    def acquire(self, root_fd: int) -> None:
-        """Claim the tree until :meth:`release`; a no-op if it is claimed already.
-
-        Args:
-            root_fd: The open root.
-
-        Raises:
-            ArchiveUnavailable: A running Steward with another state directory has claimed it.
-            OSError: The root cannot be used.
-        """
-        status = os.fstat(root_fd)
-        tree_id = (status.st_dev, status.st_ino)
-        if self._tree_id == tree_id:
-            return
-        self.release()
-        if not self._is_ours(root_fd):
-            self._write_claim(root_fd)
-        # Read-only: a file open for writing would prevent remounting the file system read-only.
-        fd = os.open(CLAIM_FILE, _CLAIM_FLAGS, dir_fd=root_fd)
-        claimant = _read_claim(fd)
-        # Between the two locks another process may have claimed it.
-        if not _try_lock(fd, fcntl.LOCK_SH) or _read_claim(fd) != self._claimant:
-            os.close(fd)
-            raise self._make_claim_error(claimant)
-        self._fd, self._tree_id = fd, tree_id
-
-    def _is_ours(self, root_fd: int) -> bool:
-        """Return whether the claim file names this Steward."""
-        try:
-            fd = os.open(CLAIM_FILE, _CLAIM_FLAGS, dir_fd=root_fd)
-        except FileNotFoundError:
-            return False
-        try:
-            return _read_claim(fd) == self._claimant
-        finally:
-            os.close(fd)
-
-    def _write_claim(self, root_fd: int) -> None:
-        """Write this Steward's name to the file, unless a running one has claimed the tree."""
-        fd = os.open(CLAIM_FILE, os.O_RDWR | os.O_CREAT | _CLAIM_FLAGS, 0o600, dir_fd=root_fd)
-        try:
-            if not _try_lock(fd, fcntl.LOCK_EX):
-                raise self._make_claim_error(_read_claim(fd))
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{self._claimant}\n".encode("utf-8", "surrogateescape"), 0)
-        finally:
-            os.close(fd)
-
-    def check(self) -> None:
-        """Check that no other Steward has claimed the tree, as far as the file is accessible.
-
-        Raises:
-            ArchiveUnavailable: Another running Steward has claimed it.
-        """
-        try:
-            fd = os.open(
-                os.path.join(self._root, CLAIM_FILE),
-                os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
-            )
-        except OSError:
-            return  # no tree yet, or it is inaccessible: the caller reports that later
-        try:
-            claimant = _read_claim(fd)
-            if claimant not in {"", self._claimant} and not _try_lock(fd, fcntl.LOCK_EX):
-                raise self._make_claim_error(claimant)
-        finally:
-            os.close(fd)
-
-    def _make_claim_error(self, claimant: str) -> ArchiveUnavailable:
-        """Make the error for a tree claimed by another Steward."""
-        host, _, state_dir = claimant.partition(" ")
-        details = f", on host {host} with its state in {state_dir}" if claimant else ""
-        return ArchiveUnavailable(
-            f"archive {self._root} is in use by another Steward{details}: choose another "
-            "directory, or stop the other Steward",
-            self._root,
-        )
-
-    def release(self) -> None:
-        """Release the claim."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._tree_id = -1, None
-
-
-def _read_claim(fd: int) -> str:
-    return os.pread(fd, _MAX_CLAIM_BYTES, 0).decode("utf-8", "surrogateescape").strip()
-
-
-def _try_lock(fd: int, operation: int) -> bool:
-    """Take a lock; return False if another process holds it, True if locks are unsupported."""
-    try:
-        fcntl.flock(fd, operation | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _LOCKED_ERRORS
-    return True

@@ -16,8 +16,9 @@ import msgspec
 from steward.archive.errors import make_archive_unavailable
 from steward.archive.files.compression import DamagedFile, compute_plain_digest
 from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, FileRow, FilesRecords
+from steward.archive.files.locks import TreeLock
 from steward.archive.files.manifest import MANIFEST_FILE_NAME
-from steward.archive.files.tree import ArchiveTree, SortedNames, TreeLock
+from steward.archive.files.tree import ArchiveTree, SortedNames
 from steward.core.config import Settings
 
 _MAX_UNKNOWN_NAMES = 1000
