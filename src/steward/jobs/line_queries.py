@@ -196,7 +196,7 @@ def build_statement(
         # Without steps, rows need no mark to follow their run.
         conditions += [_IS_RUN, run_condition]
     order = _join_list(ORDER_COLUMNS)
-    selected = _join_list([_build_mark(run_condition, shown_condition), *columns])
+    selected = _join_list([_build_mark(run_condition if steps else "", shown_condition), *columns])
     sql = (
         f"SELECT {selected} FROM {table} "  # noqa: S608 -- bound values
         f"WHERE {_join_and(conditions)} ORDER BY {order}"
@@ -224,7 +224,7 @@ def build_candidates(line_filter: LineFilter, *, table: str = "line") -> LineQue
 
 
 def _build_mark(run_condition: str, shown_condition: str) -> str:
-    """Return the SQL of a row's mark."""
+    """Return the SQL of a row's mark; without a condition, all rows are runs that match."""
 
     def either(yes: int, no: int) -> str:
         return (
@@ -233,11 +233,15 @@ def _build_mark(run_condition: str, shown_condition: str) -> str:
             else f"CASE WHEN {shown_condition} THEN {yes} ELSE {no} END"
         )
 
+    mark = (
+        f"CASE WHEN piece_us <> 0 THEN {either(SHOWN_PIECE, UNNAMED_PIECE)} "
+        f"ELSE {either(SHOWN_RUN, UNNAMED_RUN)} END"
+    )
+    if not run_condition:
+        return mark
     return (
-        f"CASE WHEN {_IS_RUN} THEN CASE WHEN NOT coalesce({run_condition}, {NOTHING}) THEN "
-        f"{HIDDEN_RUN} "
-        f"WHEN piece_us <> 0 THEN {either(SHOWN_PIECE, UNNAMED_PIECE)} "
-        f"ELSE {either(SHOWN_RUN, UNNAMED_RUN)} END ELSE {either(SHOWN_STEP, HIDDEN_STEP)} END"
+        f"CASE WHEN {_IS_RUN} THEN CASE WHEN coalesce({run_condition}, {NOTHING}) THEN {mark} "
+        f"ELSE {HIDDEN_RUN} END ELSE {either(SHOWN_STEP, HIDDEN_STEP)} END"
     )
 
 

@@ -11,6 +11,7 @@ the job is shown.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -43,7 +44,10 @@ from steward.jobs.line_sources import LineSource, Row, open_file_source, open_li
 from steward.slurm.times import load_zone
 
 _PIECE_LETTERS: Final = 256 * 1024
+_ROWS_AT_ONCE: Final = 16
 _CLUSTER, _JOB_ID = 1, 2
+_PIECES: Final = frozenset({SHOWN_PIECE, UNNAMED_PIECE})
+_NAMED: Final = frozenset({SHOWN_RUN, SHOWN_PIECE})
 
 
 @action(
@@ -125,14 +129,13 @@ def format_lines(
     )
     selected = _select_rows(rows, request, nodes)
     if printer:
-        run, step = printer.run, printer.step
-        # Formatted while sending: a line may be a hundred times longer than its row.
-        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _chain_rows(selected))
-        yield from _join_pieces(lines, window)
+        yield from _join_pieces(_print_rows(selected, printer), window)
         return
 
     write = format_json_jobs if request.form == "json" else format_json_lines
-    yield from _join_pieces(write(_chain_rows(selected), len(base) + 1, now), window)
+    rows_of_runs = chain.from_iterable(selected)
+    documents = write(rows_of_runs, len(base) + 1, now)
+    yield from _join_pieces(([document] for document in documents), window)
 
 
 def _build_clock(zones: dict[str, str], time_format: str, now: datetime) -> ClusterClock:
@@ -155,13 +158,13 @@ def _build_columns(
         line_filter: Filter of lines.
         truncate: Cut times to the window; None for columns that only distinguish jobs.
     """
-    expressions = {}
+    expressions = dict(fields.COMPUTED_COLUMNS)
     if truncate is None and len(line_filter.clusters) == 1:
         # All rows have the same cluster; reading its name for each would take time.
-        expressions = {"cluster": "NULL"}
+        expressions["cluster"] = "NULL"
     elif truncate and line_filter.since_us:
         since, until = line_filter.since_us, line_filter.until_us
-        expressions = {
+        expressions |= {
             "start_us": f"CASE WHEN start_us <> 0 AND start_us < {since} THEN {since} "
             "ELSE start_us END",
             "end_us": f"CASE WHEN end_us = 0 OR end_us > {until} THEN {until} ELSE end_us END",
@@ -213,8 +216,8 @@ def _select_rows(
     pieces: list[Row] = []
     last: list[Row] = []
     lines = last
-    ready: list[Row] = []
     for batch in batches:
+        ready: list[Row] = []
         for row in batch:
             mark = row[0]
             if mark >= SHOWN_STEP:
@@ -224,12 +227,14 @@ def _select_rows(
             is_shown = mark != HIDDEN_RUN and (nodes is None or nodes(row[3]))
             if not is_shown:
                 continue
-            is_piece = mark in (SHOWN_PIECE, UNNAMED_PIECE)
+            is_piece = mark in _PIECES
             if row[_JOB_ID] != job_id or row[_CLUSTER] != cluster:
                 job_id, cluster = row[_JOB_ID], row[_CLUSTER]
-                ready += pieces
+                if pieces:
+                    ready += pieces
+                    pieces = []
                 ready += last
-                pieces, last = [], []
+                last = []
             elif not is_piece:
                 if request.duplicates:
                     ready += pieces
@@ -237,32 +242,38 @@ def _select_rows(
                     pieces = []
                 last = []
             lines = pieces if is_piece else last
-            if every_run or mark in (SHOWN_RUN, SHOWN_PIECE):
+            if every_run or mark in _NAMED:
                 lines.append(row)
         yield ready
-        ready = []
     yield pieces + last
 
 
-def _chain_rows(lists: Iterable[list[Row]]) -> Iterator[Row]:
-    for items in lists:
-        yield from items
+def _print_rows(lists: Iterable[list[Row]], printer: LinePrinter) -> Iterator[list[str]]:
+    """Yield printed lines, a few at once: a line may be a hundred times longer than its row."""
+    run, step = printer.run, printer.step
+    for rows in lists:
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            chunk = rows[start : start + _ROWS_AT_ONCE]
+            yield [run(row) if row[0] < SHOWN_STEP else step(row) for row in chunk]
 
 
-def _join_pieces(lines: Iterable[str], window: TimeWindow) -> Iterator[SacctText | SacctAnswer]:
+def _join_pieces(
+    lists: Iterable[list[str]], window: TimeWindow
+) -> Iterator[SacctText | SacctAnswer]:
     """Join lines into pieces of limited size, then yield the end of the reply."""
     count = length = 0
     piece: list[str] = []
-    for line in lines:
-        piece.append(line)
-        length += len(line)
+    for lines in lists:
+        count += len(lines)
+        text = "".join(lines)
+        piece.append(text)
+        length += len(text)
         if length >= _PIECE_LETTERS:
             yield SacctText("".join(piece))
-            count += len(piece)
             piece, length = [], 0
     if piece:
         yield SacctText("".join(piece))
-    yield SacctAnswer(lines=count + len(piece), since=window.since_us, until=window.until_us)
+    yield SacctAnswer(lines=count, since=window.since_us, until=window.until_us)
 
 
 VERSION: Final = 1
