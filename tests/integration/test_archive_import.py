@@ -181,11 +181,18 @@ def test_an_import_without_an_answer_fails(
 ) -> None:
     wait_until_filed(captured, jobs)
     words = ("archive", "import", "slurmdbd", "-M", "box", "-S", began, "--json")
+    history = ("accounting", "import", "--from", "sacct", "-M", "box", "-S", began, "--json")
     new = Daemon(booked_sandbox, home / "new")
     new.state.mkdir(mode=0o700)
     with failing_queries(booked_sandbox):
         known = captured.ask(*words, check=False)
         unknown = new.ask(*words, check=False)
+        known_history = captured.ask(*history, check=False)
+        unknown_history = new.ask(*history, check=False)
+    assert (known_history.returncode, unknown_history.returncode) == (1, 1)
+    assert json.loads(known_history.stdout)["unanswered"] >= len(jobs)
+    assert "slurmdbd did not list" in known_history.stderr
+    assert "slurmdbd lists no job of cluster box" in unknown_history.stderr
     assert (known.returncode, unknown.returncode) == (1, 1)
     assert json.loads(known.stdout)["unanswered"] >= len(jobs)
     assert "slurmdbd did not list" in known.stderr

@@ -83,7 +83,7 @@ def redact(record: JobRecord) -> JobRecord:
     return record
 
 
-def take(books: Asked, places: Path, days: int, events: list[Event]) -> Any:
+def take(books: Asked, places: Path, days: int, events: list[Event], known: int = 0) -> Any:
     return import_days(
         books,
         "c1",
@@ -94,7 +94,23 @@ def take(books: Asked, places: Path, days: int, events: list[Event]) -> Any:
         events.extend,
         str(places),
         lambda *_: None,
+        count_known=lambda _since, _until: known,
     )
+
+
+def test_a_day_without_rows_of_known_jobs_fails_the_import(tmp_path: Path) -> None:
+    events: list[Event] = []
+    taken = take(Asked([row(1)]), tmp_path / "places", 3, events, known=2)
+    assert (taken.jobs, taken.unanswered, taken.exit_code) == (1, 4, 1)
+    assert any("Problem getting jobs" in warning for warning in taken.list_warnings())
+    taken = take(Asked([row(1)]), tmp_path / "places", 3, events)
+    assert (taken.unanswered, taken.exit_code, list(taken.list_warnings())) == (0, 0, [])
+
+
+def test_a_row_that_cannot_be_parsed_fails_the_import(tmp_path: Path) -> None:
+    taken = take(Asked([row(1), row(2, jobid="x", jobidraw="")]), tmp_path / "places", 1, [])
+    assert (taken.jobs, taken.passed_over, taken.exit_code) == (1, 1, 1)
+    assert list(taken.list_warnings()) == ["cannot parse 1 row: no complete import"]
 
 
 def test_a_day_is_a_question_and_rows_are_events(tmp_path: Path) -> None:

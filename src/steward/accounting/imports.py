@@ -21,6 +21,7 @@ from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
 from steward.core.files import describe_os_error, replace_file, resolve_path
+from steward.core.layouts import format_count
 from steward.core.records import RUN_TIMES, USAGE_LINE_FIELDS, JobRecord, UsageLine
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep
@@ -213,6 +214,7 @@ class ImportResult(Answer, frozen=True, kw_only=True):
         steps: Number of steps imported.
         passed_over: Number of malformed or incomplete rows.
         unfinished: Number of jobs that have not ended; their own cluster reports them.
+        unanswered: Number of jobs in jobs.db that ran on days of which slurmdbd lists no job.
         went_on: Position from which an interrupted import continued, a day or bytes; "" if none.
     """
 
@@ -220,7 +222,24 @@ class ImportResult(Answer, frozen=True, kw_only=True):
     steps: int = 0
     passed_over: int = 0
     unfinished: int = 0
+    unanswered: int = 0
     went_on: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if the import is incomplete."""
+        return 1 if self.unanswered or self.passed_over else 0
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return that slurmdbd did not list known jobs, and that rows were skipped."""
+        if self.unanswered:
+            yield (
+                f"slurmdbd did not list {format_count(self.unanswered, 'job')} that ran: either "
+                "it purged them, or its query of the database failed. Look for 'Problem getting "
+                "jobs' in slurmdbd's log, then repeat the import"
+            )
+        if self.passed_over:
+            yield f"cannot parse {format_count(self.passed_over, 'row')}: no complete import"
 
 
 class RowSource(Protocol):
@@ -250,6 +269,7 @@ class _ImportState:
         self.steps = 0
         self.passed_over = 0
         self.unfinished = 0
+        self.unanswered = 0
 
     def process_row(self, row: SacctRow, cluster: str) -> None:
         """Process a row; a step's row follows its job's."""
@@ -321,6 +341,8 @@ def import_days(
     append: Append,
     positions_path: str,
     report: ImportProgress,
+    *,
+    count_known: Callable[[datetime, datetime], int],
 ) -> ImportResult:
     """Import slurmdbd's history of a period, one query per day.
 
@@ -334,6 +356,7 @@ def import_days(
         append: Appends events to the journal.
         positions_path: Path of the file with positions of imports.
         report: Progress callback, in days.
+        count_known: Counts the jobs in jobs.db that ran in a period.
 
     Raises:
         SlurmError: slurmdbd does not answer.
@@ -347,10 +370,15 @@ def import_days(
     total = max(1, -(-(until - since) // _DAY))
     while period_start < until:
         period_end = min(until, _get_midnight(period_start.date() + _DAY))
+        has_rows = False
         for row in source.rows(period_start, period_end):
+            has_rows = True
             state.process_row(row, cluster)
             state.flush(least=_EVENTS_AT_ONCE)
         state.flush()
+        if not has_rows:
+            # If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
+            state.unanswered += count_known(period_start, period_end)
         if period_end < until:
             save_position(
                 positions_path, ImportPosition(name=name, done=period_start.date().isoformat())

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from steward.accounting.gaps import GapsAnswer, GapsRequest
 from steward.cli import output
-from steward.cli.commands import print_reply, prints, with_request
+from steward.cli.commands import print_reply, prints, report_outcome, with_request
 from steward.cli.options import Archive, CommandCall, Config, Json, with_table_call
 from steward.cli.output import (
     ProgressLine,
@@ -105,6 +105,7 @@ def import_(
             result = import_records_file(settings, cluster, path, (begin, end), progress.show)
     if as_json:
         print_json(result)
+        report_outcome(result)
         return
     if result.went_on:
         output.print_note(f"resumed {result.went_on} interrupted before")
@@ -115,10 +116,7 @@ def import_(
             f"{format_count(result.unfinished, 'job')} not ended yet: queue polls will record "
             "their end"
         )
-    if result.passed_over:
-        output.print_warning(
-            f"{format_count(result.passed_over, 'row')} skipped: not records of jobs or steps"
-        )
+    report_outcome(result)
 
 
 def _require_one_cluster(clusters: tuple[str, ...]) -> str:

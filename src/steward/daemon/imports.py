@@ -128,12 +128,7 @@ def import_stored_scripts(
             report=report,
         )
     if result == ScriptImportResult() and not history.passed_over:
-        raise NotFound(
-            f"slurmdbd lists no job of cluster {cluster} from {since:%Y-%m-%dT%H:%M:%S} to "
-            f"{until:%Y-%m-%dT%H:%M:%S} UTC: give another period with -S and -E. If jobs ran "
-            "then, look for 'Problem getting jobs' in slurmdbd's log",
-            cluster,
-        )
+        raise _make_no_jobs(cluster, since, until)
     return msgspec.structs.replace(result, malformed=history.passed_over)
 
 
@@ -156,6 +151,7 @@ def import_history(
     Raises:
         UsageError: There is no such cluster, or it has no slurmdbd.
         SlurmError: slurmdbd does not answer.
+        NotFound: slurmdbd lists no job in the period.
         Unavailable: Nothing can be written.
     """
     _check_cluster(settings, cluster)
@@ -165,10 +161,29 @@ def import_history(
         raise UsageError(f"cluster {cluster!r} has no slurmdbd to import from")
     maker = ImportEventMaker(cluster, make_redactor(settings).redact_record)
     positions_path = get_positions_path(settings.state_dir)
+
+    def count_known(day: datetime, day_end: datetime) -> int:
+        return sum(1 for _ in _iterate_known_jobs(settings, cluster, day, day_end))
+
     with _open_journal(settings) as append:
-        return import_days(
-            history, cluster, since, until, maker, slurm.resolver, append, positions_path, report
+        result = import_days(
+            *(history, cluster, since, until, maker, slurm.resolver, append, positions_path),
+            report,
+            count_known=count_known,
         )
+    if result == ImportResult():
+        raise _make_no_jobs(cluster, since, until)
+    return result
+
+
+def _make_no_jobs(cluster: str, since: datetime, until: datetime) -> NotFound:
+    """Return the error of an import from slurmdbd that found no job."""
+    return NotFound(
+        f"slurmdbd lists no job of cluster {cluster} from {since:%Y-%m-%dT%H:%M:%S} to "
+        f"{until:%Y-%m-%dT%H:%M:%S} UTC: give another period with -S and -E. If jobs ran "
+        "then, look for 'Problem getting jobs' in slurmdbd's log",
+        cluster,
+    )
 
 
 def import_records_file(
