@@ -284,7 +284,9 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
         'echo "ClusterName = c1"; echo "StateSaveLocation = /nowhere"',
         "squeue": "echo slurm-wlm 24.11.5",
         "sacct": f'case "$*" in *-S*) echo "$*" >> {asked};; *) echo JobIDRaw JobID; exit;; esac\n'
-        f"[ -e {tmp_path}/up ]",
+        # An empty answer with status 0 is what sacct gives if slurmdbd's query fails.
+        f"[ -e {tmp_path}/empty ] && exit; [ -e {tmp_path}/up ] || exit 1\n"
+        'while [ "$1" != --delimiter ]; do shift; done; printf "1%s1\\n" "$2"',
         "sacctmgr": "true",
     }
     for name, text in programs.items():
@@ -301,8 +303,10 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     reconciling = RegularReconciliation(site.settings, site.ledger, pricing)
     began = NOON - timedelta(hours=1)
     for minutes in (0, 30, 31, 32):
+        if minutes == 30:
+            (tmp_path / "empty").touch()
         if minutes == 31:
-            (tmp_path / "up").touch()
+            (tmp_path / "empty").rename(tmp_path / "up")
         reconciling.turn("c1", began, site.now + timedelta(minutes=minutes), 1)
     since = [line.split(" -S ")[1].split()[0] for line in asked.read_text().splitlines()]
     first, until = f"{began:%Y-%m-%dT%H:%M:%S}", site.now + timedelta(minutes=31 - 2 - 10)

@@ -136,10 +136,12 @@ class DueCharges:
         For runs that jobs.db has, it adds suspended time that nobody observed.
 
         Raises:
-            SlurmError: slurmdbd does not answer.
+            SlurmError: slurmdbd does not answer, or lists no job although Steward observed some.
         """
         rows: list[JobRecord] = []
+        has_rows = False
         for row in history.rows(since, until):
+            has_rows = True
             if "." in row.get("jobid", "") or "." in row.get("jobidraw", ""):
                 continue
             record = parse_job_row(row, people, UTC)
@@ -151,7 +153,24 @@ class DueCharges:
             if len(rows) >= _CHUNK:
                 yield from self._iter_from_rows(rows)
                 rows = []
+        if not has_rows:
+            self._check_empty_answer(since, until)
         yield from self._iter_from_rows(rows)
+
+    def _check_empty_answer(self, since: datetime, until: datetime) -> None:
+        """Reject an empty answer of slurmdbd if runs ended in the period.
+
+        If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
+        """
+        lines = self._jobs.list_ended_runs(since, until, self._cluster, limit=_CHUNK)
+        if any(not line.source for line in lines):
+            raise SlurmError(
+                f"cluster {self._cluster}: slurmdbd lists no job from {since:%Y-%m-%dT%H:%M:%S} "
+                f"to {until:%Y-%m-%dT%H:%M:%S} UTC, but runs ended then: either it purged them, "
+                "or its query of the database failed. Look for 'Problem getting jobs' in its log",
+                ("sacct",),
+                self._cluster,
+            )
 
     def _iter_from_rows(self, rows: Sequence[JobRecord]) -> Iterator[DueCharge]:
         """Compute what is due for a batch of rows of slurmdbd."""
