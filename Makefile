@@ -56,6 +56,7 @@ bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs 
 	$(BIN)/python bench/search_bench.py
 	$(BIN)/python bench/archive_bench.py
 	$(BIN)/python bench/sacct_bench.py
+	$(BIN)/python bench/imports_bench.py
 	$(BIN)/python bench/commands_bench.py
 	$(BIN)/python bench/reports_bench.py
 	$(BIN)/python bench/shim_bench.py

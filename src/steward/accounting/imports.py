@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
 from typing import Final, Protocol
 
 import msgspec
@@ -100,6 +101,10 @@ _END_STATES: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "
 # A requeue sets the end of one run and the submit time of the next to the same moment.
 _SAME_SUBMIT: Final = timedelta(seconds=2)
 _MOST_REMEMBERED: Final = 200_000
+_CACHED: Final = 1024
+"""Number of redacted texts of steps in memory."""
+_LONGEST_CACHED: Final = 400
+"""Longest texts in that cache, in characters."""
 
 
 class _LastRun(msgspec.Struct, frozen=True):
@@ -160,6 +165,8 @@ class ImportEventMaker:
     ) -> None:
         self._cluster = cluster
         self._redact = redact
+        # Most steps are batch, extern, or repeat a submit line.
+        self._redact_cached = lru_cache(_CACHED)(self._redact_texts)
         self._now = now
         self._runs = RunCounter()
 
@@ -178,13 +185,19 @@ class ImportEventMaker:
         if record.submit is None or record.end is None:
             return None
         submit_s = to_micros(record.submit) // 1_000_000
-        redacted = self._redact(
-            JobRecord(job_id=record.job_id, name=line.name, submit_line=line.submit_line)
-        )
-        line = msgspec.structs.replace(line, name=redacted.name, submit_line=redacted.submit_line)
+        texts = (line.name, line.submit_line)
+        is_short = sum(map(len, texts)) <= _LONGEST_CACHED
+        name, submit_line = (self._redact_cached if is_short else self._redact_texts)(*texts)
+        if (name, submit_line) != texts:
+            line = msgspec.structs.replace(line, name=name, submit_line=submit_line)
         body = AccountedStep(job_id=record.job_id, submit=record.submit, line=line)
         key = f"accounted:{record.job_id}.{line.step}:{submit_s}"
         return self._build_event(STEP_ACCOUNTED, key, record.end, body)
+
+    def _redact_texts(self, name: str, submit_line: str) -> tuple[str, str]:
+        """Redact the name and the submit line of a step."""
+        record = self._redact(JobRecord(job_id=0, name=name, submit_line=submit_line))
+        return record.name, record.submit_line
 
     def _build_event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
         """Build an event whose source is an import."""

@@ -169,7 +169,6 @@ class DueCharges:
                 f"to {until:%Y-%m-%dT%H:%M:%S} UTC, but runs ended then: either it purged them, "
                 "or its query of the database failed. Look for 'Problem getting jobs' in its log",
                 ("sacct",),
-                self._cluster,
             )
 
     def _iter_from_rows(self, rows: Sequence[JobRecord]) -> Iterator[DueCharge]:

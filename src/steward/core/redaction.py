@@ -109,6 +109,8 @@ _ASSIGNMENT = re.compile(
     rb"(?:^|[\s;&|(\"'])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})[\"']?[ \t]*[=:][ \t]*"
     rb"(?P<value>[\"']?[^\s\"';&|)]{4,200})"
 )
+_BEFORE_VALUE = re.compile(rb"[=:\s]")
+"""What stands between a name and its value: most names and paths have none of it."""
 # Tried once a word, not once a character, so that the time does not grow with the square.
 _NAME_BEFORE = re.compile(
     rb"(?<![A-Za-z0-9_-])[0-9-]*(?P<name>[A-Za-z_][A-Za-z0-9_-]*)="
@@ -359,7 +361,7 @@ class Redactor:
 
     def _find_values(self, data: bytes, *, is_path: bool) -> Iterator[tuple[int, int]]:
         """Yield the values of secret names in a text, as (begin, end)."""
-        if self._name_pattern is None:
+        if self._name_pattern is None or not _BEFORE_VALUE.search(data):
             return
         end = 0
         for match in merge(_NAME_BEFORE.finditer(data), _ODD_NAME.finditer(data), key=re.Match.end):

@@ -13,6 +13,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from typing import Any, BinaryIO, Final
 
 from steward.core.records import JobRecord, RunFields, UsageLine
@@ -33,6 +34,12 @@ _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTPE]?)")
 _UNITS: Final = {"": 1, **{unit: 1024 ** (n + 1) for n, unit in enumerate("KMGTPE")}}
 _PLACEHOLDERS: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
 _US: Final = 1_000_000
+_CACHED: Final = 4096
+"""Number of values of each kind that are parsed once: most repeat from row to row."""
+_LONGEST_NUMBER: Final = 40
+"""Longest time, duration or number, in characters."""
+_LONGEST_CACHED: Final = 400
+"""Longest text in a cache, in characters."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EMPTY_RECORD: Final = JobRecord(job_id=0)
 
@@ -124,7 +131,7 @@ def parse_step_row(
         nodes=parse_number(row.get("nnodes", "")) or 0,
         cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
         nodelist=_clean_text(row, "nodelist"),
-        tres_allocated=tres.shorten_sizes(_clean_text(row, "alloctres")),
+        tres_allocated=_shorten_sizes(_clean_text(row, "alloctres")),
         tasks=parse_number(row.get("ntasks", "")) or 0,
         container=_clean_text(row, "container"),
         submit_line=_clean_text(row, "submitline"),
@@ -135,6 +142,11 @@ def parse_step_row(
 
 def parse_sacct_time(raw: str, zone: tzinfo) -> datetime | None:
     """Parse a time of sacct: ISO 8601 in ``zone``, or seconds since the epoch."""
+    return _parse_time(raw, zone) if len(raw) <= _LONGEST_NUMBER else None
+
+
+@lru_cache(_CACHED)
+def _parse_time(raw: str, zone: tzinfo) -> datetime | None:
     if raw.isascii() and raw.isdigit() and len(raw) <= 11:
         return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
     moment = parse_moment(raw)
@@ -143,6 +155,11 @@ def parse_sacct_time(raw: str, zone: tzinfo) -> datetime | None:
 
 def parse_clock_us(raw: str) -> int | None:
     """Parse a duration of sacct into µs: "1-02:03:04", "00:00.017"; None if malformed."""
+    return _parse_clock(raw) if 0 < len(raw) <= _LONGEST_NUMBER else None
+
+
+@lru_cache(_CACHED)
+def _parse_clock(raw: str) -> int | None:
     parts = _CLOCK.fullmatch(raw)
     if parts is None:
         return None
@@ -153,7 +170,7 @@ def parse_clock_us(raw: str) -> int | None:
 
 def parse_size(raw: str) -> int | None:
     """Parse a size into bytes: "3268608", "1632K", "0.01M"; None if malformed."""
-    parts = _SIZE.fullmatch(raw)
+    parts = _SIZE.fullmatch(raw) if raw else None
     return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
 
 
@@ -192,8 +209,17 @@ def _read_text_columns(row: SacctRow) -> dict[str, Any]:
     texts = {field: _clean_text(row, column) for column, field in _TEXT_COLUMNS.items()}
     # SacctHistory runs sacct with --noconvert, because it would round sizes.
     return texts | {
-        field: tres.shorten_sizes(texts[field]) for field in ("tres_requested", "tres_allocated")
+        field: _shorten_sizes(texts[field]) for field in ("tres_requested", "tres_allocated")
     }
+
+
+def _shorten_sizes(text: str) -> str:
+    """Convert the sizes in a TRES text to Slurm's usual form."""
+    shorten = _shorten_cached if len(text) <= _LONGEST_CACHED else tres.shorten_sizes
+    return shorten(text)
+
+
+_shorten_cached: Final = lru_cache(_CACHED)(tres.shorten_sizes)
 
 
 def _split_state(row: SacctRow) -> tuple[str, int | None]:
@@ -240,34 +266,39 @@ def _read_usage(row: SacctRow) -> dict[str, Any]:
         "ave_rss_bytes": parse_size(row.get("averss", "")),
         "ave_pages": parse_size(row.get("avepages", "")),
     }
-    maxima, totals, means = (
-        _split_tres_columns(row, f"tresusagein{kind}") for kind in ("max", "tot", "ave")
-    )
     for field, name in _MAXIMA.items():
         column = _COLUMNS[field]
-        value = (
-            parse_size(maxima.get(name, "")) if name in maxima else parse_size(row.get(column, ""))
+        value = _get_tres_amount(row, "tresusageinmax", name)
+        usage[f"{field}_bytes" if field != "max_pages" else field] = parse_size(
+            row.get(column, "") if value is None else value
         )
-        usage[f"{field}_bytes" if field != "max_pages" else field] = value
         usage[f"{field}_node"] = _clean_text(row, f"{column}node")
         usage[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
-    usage["ave_read_bytes"] = parse_size(means.get("fs/disk", row.get("avediskread", "")))
-    usage["read_bytes"] = parse_size(totals.get("fs/disk", ""))
-    maxima, totals, means = (
-        _split_tres_columns(row, f"tresusageout{kind}") for kind in ("max", "tot", "ave")
-    )
-    usage["max_written_bytes"] = parse_size(maxima.get("fs/disk", row.get("maxdiskwrite", "")))
+    for field, column, fallback in _DISK_COLUMNS:
+        value = _get_tres_amount(row, column, "fs/disk")
+        usage[field] = parse_size(row.get(fallback, "") if value is None else value)
     usage["max_written_node"] = _clean_text(row, "maxdiskwritenode")
     usage["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
-    usage["ave_written_bytes"] = parse_size(means.get("fs/disk", row.get("avediskwrite", "")))
-    usage["written_bytes"] = parse_size(totals.get("fs/disk", ""))
     return usage
 
 
-def _split_tres_columns(row: SacctRow, column: str) -> dict[str, str]:
-    """Split a TRES usage column into values by name."""
-    pairs = (part.partition("=") for part in row.get(column, "").split(","))
-    return {name: value for name, _, value in pairs if name}
+_DISK_COLUMNS: Final = (
+    ("ave_read_bytes", "tresusageinave", "avediskread"),
+    ("read_bytes", "tresusageintot", ""),
+    ("max_written_bytes", "tresusageoutmax", "maxdiskwrite"),
+    ("ave_written_bytes", "tresusageoutave", "avediskwrite"),
+    ("written_bytes", "tresusageouttot", ""),
+)
+"""Fields with bytes of files, their TRES columns, and the columns of older versions."""
+
+
+def _get_tres_amount(row: SacctRow, column: str, name: str) -> str | None:
+    """Return an amount of a TRES column, or None if the column lacks it."""
+    text = row.get(column)
+    if not text:
+        return None
+    _, is_found, rest = f",{text}".partition(f",{name}=")
+    return rest.partition(",")[0] if is_found else None
 
 
 def _parse_whole_seconds(raw: str) -> int | None:
@@ -347,11 +378,11 @@ class SacctHistory:
             )
             file.seek(0)
             names = [name.lower() for name in fields]
-            for parts in _split_rows(file, separator.encode(), len(names)):
+            for parts in _split_rows(file, separator, len(names)):
                 if parts is None:
                     self.passed_over += 1
                 else:
-                    yield dict(zip(names, map(_decode, parts), strict=True))
+                    yield dict(zip(names, parts, strict=True))
 
     def _list_fields(self) -> list[str]:
         """Return those :data:`FIELDS` that this version of sacct lists; cached."""
@@ -359,6 +390,10 @@ class SacctHistory:
             # Every version's sacct lists its fields.
             available = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
             self._fields = [name for name in FIELDS if name in available]
+            if len(self._fields) < 2:
+                raise SlurmError(
+                    "sacct --helpformat lists no known field: is this Slurm's sacct?", ("sacct",)
+                )
         return self._fields
 
 
@@ -399,29 +434,35 @@ def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Sacc
         yield dict(zip(names, map(_decode, parts), strict=True)) if is_row else None, offset
 
 
-def _split_rows(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
+def _split_rows(file: BinaryIO, separator: str, columns: int) -> Iterator[list[str] | None]:
     """Split output into rows of columns; yield None for a malformed row.
 
     Text columns may contain newlines, the first and last column may not.
     """
-    parts: list[bytes] = []
+    separator_bytes = separator.encode()
+    parts: list[str] = []
     rest = b""
     while True:
         chunk = file.read(_CHUNK)
-        *complete, rest = (rest + chunk).split(separator)
-        for part in complete:
-            if len(parts) == columns - 1:
-                last, end, first = part.partition(b"\n")
-                yield [*parts, last] if end and last.isdigit() else None
-                parts = [first]
-            else:
-                parts.append(part)
+        rest += chunk
+        # No character is cut in two at a separator.
+        text, is_cut, rest = rest.rpartition(separator_bytes)
+        if is_cut:
+            parts += _decode(text).split(separator)
+        begin, end = 0, columns - 1
+        while end < len(parts):
+            last, newline, first = parts[end].partition("\n")
+            is_row = newline and last.isascii() and last.isdigit()
+            yield [*parts[begin:end], last] if is_row else None
+            parts[end] = first
+            begin, end = end, end + columns - 1
+        del parts[:begin]
         if not chunk:
             break
         if len(rest) > _LONGEST_ROW:
-            rest = rest[-len(separator) :]
+            rest = rest[-len(separator_bytes) :]
     if len(parts) == columns - 1:
-        yield [*parts, rest.rstrip(b"\n")]
+        yield [*parts, _decode(rest.rstrip(b"\n"))]
     elif parts or rest.strip():
         yield None
 
