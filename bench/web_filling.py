@@ -68,8 +68,16 @@ def fill(settings: Settings, jobs: int) -> None:
     ]
     running = sum(1 for one in records if one.end is None)
     ClusterRolesFiles(settings.state_dir).put(CLUSTER, ClusterRoles())
-    look = PollStatus(at=now, up=True, version="24.11.5", cost_s=0.2, jobs=running, interval_s=5.0)
-    PollStatusFiles(settings.state_dir).put(CLUSTER, look)
+    poll = PollStatus(
+        at=now,
+        current_at=now,
+        up=True,
+        version="24.11.5",
+        cost_s=0.2,
+        jobs=running,
+        interval_s=5.0,
+    )
+    PollStatusFiles(settings.state_dir).put(CLUSTER, poll)
     web_money.fill(
         *(settings, CLUSTER, records),
         owner=READER,

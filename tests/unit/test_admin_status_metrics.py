@@ -1,6 +1,7 @@
 """Prometheus metrics of the bank, from a real gate and ledger."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,16 @@ def polled_site(tmp_path: Path) -> Path:
         f'[archive.sink.a]\nkind = "files"\npath = "{tmp_path}/a"\n'
         "[gate]\nplugin_users = []\n"
     )
-    look = PollStatus(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
-    PollStatusFiles(f"{tmp_path}/state").put("c", look)
+    now = utc_now()
+    poll = PollStatus(
+        at=now - timedelta(seconds=30),
+        current_at=now,
+        up=True,
+        version="22.05.8",
+        cost_s=11.0,
+        interval_s=220.0,
+    )
+    PollStatusFiles(f"{tmp_path}/state").put("c", poll)
     return config
 
 
@@ -203,5 +212,7 @@ def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:
         *("steward_bank_notice_dead_letters", "steward_reconcile_differences"),
     }
     assert found["steward_slurm_up", (("cluster", "c"),)] == 1
+    age_s = utc_now().timestamp() - found["steward_snapshot_time_seconds", (("cluster", "c"),)]
+    assert age_s < 25, "a check that showed no change counts as well as a poll"
     assert found["steward_slurm_info", (("cluster", "c"), ("version", "22.05.8"))] == 1
     assert found["steward_up", ()] == 0

@@ -194,6 +194,28 @@ def test_an_unchanged_queue_is_polled_again_only_when_it_may_have_changed(
     assert count_polls(6) == 1, "scripts wait for their owners"
 
 
+def test_a_skipped_poll_is_reported_as_current(
+    slurm: Scripted, journal: list[Event], clock: Clock
+) -> None:
+    polls: list[PollStatus] = []
+    poller = QueuePoller(
+        "c1",
+        ClusterSettings(snapshot_interval_s=5.0),
+        slurm,
+        on_poll=polls.append,
+        clock=clock,
+        read_stamp=lambda: (("job_state", 1, 1),),
+    )
+    for _ in range(3):
+        poller.tick(journal.extend)
+        clock.now_s += 5.0
+    assert slurm.looks == 1
+    first, second, third = polls
+    assert first.current_at == first.at == second.at == third.at
+    assert first.at < second.current_at < third.current_at
+    assert {poll.interval_s for poll in polls} == {5.0}
+
+
 def test_a_poll_that_the_journal_did_not_take_is_repeated_at_once(
     slurm: Scripted, journal: list[Event], clock: Clock
 ) -> None:

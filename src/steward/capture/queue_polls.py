@@ -250,7 +250,7 @@ class QueuePoller:
             disappeared meanwhile.
         redact: Removes secrets from texts that users wrote into a record.
         report_polls: Whether complete polls are reported as queue.polled events.
-        on_poll: Called with the outcome of each poll.
+        on_poll: Called with the outcome of each poll, and after each skipped one.
         read_stamp: Returns a stamp that differs after every change; None if a change may not show.
         clock: Monotonic clock, in seconds.
     """
@@ -285,6 +285,8 @@ class QueuePoller:
         self._on_poll = on_poll
         self._read_stamp = read_stamp
         self._polled_stamp: StateStamp | None = None
+        now = utc_now()
+        self._status = PollStatus(at=now, current_at=now, up=False)
         self._reported_at = 0.0 if report_polls else float("inf")
         self._rows: dict[int, int] | None = None
         self._lost: list[int] = []
@@ -293,7 +295,7 @@ class QueuePoller:
         self._position = 0
         self._unconfirmed = UnconfirmedHolds(cluster, clock)
         self._poll_started = self._poll_due = 0.0
-        self._recent_since = utc_now() - _START_SLACK
+        self._recent_since = now - _START_SLACK
         self._is_up: bool | None = None
         self._last_message = ""
         self._is_slow = False
@@ -339,6 +341,7 @@ class QueuePoller:
             stamp = self._read_stamp()
             if self._is_unchanged(stamp):
                 self._poll_due = self._clock() + self._interval_s
+                self._report_unchanged()
             else:
                 self._poll_queue(stamp, append)
         if self._is_up:
@@ -446,9 +449,11 @@ class QueuePoller:
         self._is_slow = is_slow
 
     def _report_outcome(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
-        """Report the outcome of a poll to ``on_poll``."""
-        status = PollStatus(
-            at=utc_now(),
+        """Report the outcome of a poll."""
+        now = utc_now()
+        self._status = PollStatus(
+            at=now,
+            current_at=now,
             up=up,
             message=message,
             version=self._slurm.known_version,
@@ -456,8 +461,19 @@ class QueuePoller:
             jobs=jobs,
             interval_s=max(0.0, self._poll_due - self._poll_started),
         )
+        self._send_status()
+
+    def _report_unchanged(self) -> None:
+        """Report that the last poll's result is still current."""
+        self._status = msgspec.structs.replace(
+            self._status, current_at=utc_now(), interval_s=self._interval_s
+        )
+        self._send_status()
+
+    def _send_status(self) -> None:
+        """Pass the poll status to ``on_poll``."""
         try:
-            self._on_poll(status)
+            self._on_poll(self._status)
         except StatusWriteError as error:
             log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 

@@ -1,5 +1,7 @@
 """Poll status of each cluster: a status file with the result of the last queue poll.
 
+While slurmctld's state files show no change, the poller skips polls: the last result stays current.
+
 The process that polls Slurm writes it (:class:`PollStatusFiles`); status pages, metrics and
 commands read it, so that they need not ask Slurm themselves.
 """
@@ -31,10 +33,13 @@ class PollStatus(msgspec.Struct, frozen=True, kw_only=True):
         version: Slurm's version ("22.05.8"); "" if never reported.
         cost_s: Duration of the last answered poll, in seconds.
         jobs: Number of jobs in that poll.
-        interval_s: Time until the next poll, in seconds.
+        current_at: Time at which the result was last known to be current: ``at``, or a later check
+            that showed no change.
+        interval_s: Time from then to the next poll or check, in seconds.
     """
 
     at: datetime
+    current_at: datetime
     up: bool
     message: str = ""
     version: str = ""

@@ -278,18 +278,18 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
     )
     families.add_gauge(
         "steward_snapshot_interval_seconds",
-        "Interval between polls of a cluster's queue.",
+        "Interval of polls of a cluster's queue, or of checks that show that it has not changed.",
         ("cluster",),
         [((cluster.cluster,), cluster.interval_s or 0) for cluster in polled],
     )
     families.add_gauge(
         "steward_snapshot_time_seconds",
-        "Time of the last poll of a cluster's queue.",
+        "Time of the last poll of a cluster's queue, or of the last check that showed no change.",
         ("cluster",),
         [
-            ((cluster.cluster,), cluster.polled_at.timestamp())
+            ((cluster.cluster,), cluster.current_at.timestamp())
             for cluster in polled
-            if cluster.polled_at
+            if cluster.current_at
         ],
     )
 

@@ -108,7 +108,9 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
         polled_at: Time of the last poll.
         cost_s: Duration of the last answered poll, in seconds.
         jobs: Number of jobs in it.
-        interval_s: Time from that poll to the next, in seconds.
+        current_at: Time at which its result was last known to be current. Steward skips polls while
+            slurmctld's state files show no change.
+        interval_s: Time from then to the next poll or check, in seconds.
         remote: Whether another host's Steward polls the cluster.
         missed_scripts: Jobs whose scripts left the spool before capture read them, as long as
             jobs.db remembers; None if unknown.
@@ -119,6 +121,7 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
     up: bool | None = None
     message: str = ""
     polled_at: datetime | None = None
+    current_at: datetime | None = None
     cost_s: float | None = None
     jobs: int | None = None
     interval_s: float | None = None
@@ -237,6 +240,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
             Column("State", "state", "state"),
             Column("Slurm", "slurm"),
             Column("Polled", "polled_at", "time", title="Last poll"),
+            Column("Current", "current_at", "time", title="Current at"),
             Column("Cost", "cost_s", "seconds", title="Poll time"),
             Column("Jobs", "jobs", "count"),
             Column("Interval", "interval_s", "duration", title="Poll interval"),

@@ -295,6 +295,7 @@ def _make_cluster_line(context: StatusContext, name: str, missed: int | None) ->
         up=poll.up,
         message=poll.message,
         polled_at=poll.at,
+        current_at=poll.current_at,
         cost_s=poll.cost_s,
         jobs=poll.jobs if poll.up else None,
         interval_s=poll.interval_s,
