@@ -52,6 +52,8 @@ _MOST_JOBS_IN_CALL: Final = 50
 """Maximum number of jobs in one call: a submit plugin waits for one call at most."""
 _HOLDS_PER_CALL: Final = 200
 """Maximum number of holds in one call, for the same reason."""
+_COARSEST_TICK_NS: Final = 2_000_000_000
+"""Longest tick of a file system's clock, in nanoseconds."""
 
 
 class GateClient:
@@ -71,13 +73,19 @@ class GateClient:
         self._timeout_s = timeout_s
 
     def read_change_mark(self) -> tuple[int, ...]:
-        """Return numbers that differ after a start of the gate and after each of its writes."""
+        """Return numbers that differ after a start of the gate and after each of its writes.
+
+        Two writes within one tick of the file system's clock have the same time: so the numbers
+        change once more when the last write is two seconds old.
+        """
         mark: list[int] = []
+        newest_ns = 0
         for path in (self._socket_path, self._wal_path):
             with contextlib.suppress(OSError):
                 info = os.stat(path)
                 mark += (info.st_ino, info.st_size, info.st_mtime_ns)
-        return tuple(mark)
+                newest_ns = max(newest_ns, info.st_mtime_ns)
+        return (*mark, int(time.time_ns() - newest_ns < _COARSEST_TICK_NS))
 
     def send_books(self, books: GateBooks) -> int:
         """Send ledger balances; return the ledger position that the gate then knows.
