@@ -95,6 +95,14 @@ _STABLE_S = 30.0
 """Time of running after which a worker's back-off is reset, in seconds."""
 _STOP_LAST_S = 0.7
 """Longest time for the ``last`` workers to end, in seconds."""
+_HEAP_END_BYTES = 100_000
+"""Size of an allocation at the end of the heap, in bytes; malloc maps larger ones elsewhere."""
+_LARGEST_CHUNK_BYTES = 4096
+"""Size of the largest free chunks to fill, in bytes: a page."""
+_CHUNK_STEP_BYTES = 16
+"""Difference between the sizes of chunks, in bytes."""
+_MAX_FILLED_BYTES = 8 * 2**20
+"""Maximum size of all chunks to fill, in bytes."""
 _READY_S = 20.0
 """Longest time before the daemon reports readiness, in seconds."""
 
@@ -208,6 +216,7 @@ class Supervisor:
         adopt_orphans()
         # A garbage collection would touch, and so copy, every page shared with the workers.
         gc.collect()
+        _fill_free_chunks()
         gc.freeze()
         while not self._stop.is_set():
             self._reap()
@@ -504,6 +513,29 @@ class Supervisor:
                 if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
                     child.pid = 0
             time.sleep(0.005)
+
+
+def _fill_free_chunks() -> None:
+    """Allocate the free chunks between those in use on malloc's heap, and never free them.
+
+    A worker would place its own small data there, and so copy a shared page for every few bytes.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        return  # not the GNU C library
+    libc.malloc_trim(0)
+    malloc, free = libc.malloc, libc.free
+    malloc.argtypes, malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+    free.argtypes, free.restype = (ctypes.c_void_p,), None
+    end = malloc(_HEAP_END_BYTES)
+    left = _MAX_FILLED_BYTES
+    for size in range(_LARGEST_CHUNK_BYTES, 0, -_CHUNK_STEP_BYTES):
+        chunk = malloc(size)
+        while chunk and end and chunk < end and left > 0:
+            left -= size
+            chunk = malloc(size)
+        free(chunk)
+    free(end)
 
 
 def _flush_output() -> None:
