@@ -118,10 +118,10 @@ def test_an_array_is_summed_up() -> None:
     part = build_array_part("7", lines, now_us=T, waiting="10-19%2", waiting_tasks=10)
     assert part.states == {"PENDING": 10, "COMPLETED": 9, "FAILED": 1}
     assert part.cpu is not None
-    assert part.cpu.most == 1.0
-    assert part.cpu.least < 0.01
+    assert part.cpu.maximum == 1.0
+    assert part.cpu.minimum < 0.01
     assert part.elapsed_s is not None
-    assert part.elapsed_s.middle == 104.5
+    assert part.elapsed_s.median == 104.5
     assert part.worst[0].job == "7_3"
     assert part.worst[0].reason == "exit code 2"
     assert "least CPU efficiency" in next(one.reason for one in part.worst if one.job == "7_5")

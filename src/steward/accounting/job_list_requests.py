@@ -153,7 +153,7 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
         Column("Eligible", "eligible", "time", show="requested"),
         Column("Start", "start", "time", title="Started", show="requested"),
         Column("End", "end", "time", title="Ended", show="requested"),
-        Column("WaitTime", "waited_s", "duration", show="requested"),
+        Column("WaitTime", "waited_s", "duration", title="Wait time", show="requested"),
         Column("Elapsed", "elapsed_s", "duration"),
         Column(
             "Limit",

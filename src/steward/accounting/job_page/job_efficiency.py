@@ -226,11 +226,11 @@ def summarize_values(values: Iterable[float | None]) -> Spread | None:
         return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
     return Spread(
-        least=ordered[0],
-        quarter=at(0.25),
-        middle=at(0.5),
-        three_quarters=at(0.75),
-        most=ordered[-1],
+        minimum=ordered[0],
+        lower_quartile=at(0.25),
+        median=at(0.5),
+        upper_quartile=at(0.75),
+        maximum=ordered[-1],
         count=len(ordered),
     )
 

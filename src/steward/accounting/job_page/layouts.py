@@ -193,11 +193,11 @@ def _make_spread_column(name: str, attribute: str) -> Column:
 
 SPREAD_LAYOUT: Final[Layout] = (
     Column("", "name", title="Value"),
-    _make_spread_column("Least", "least"),
-    _make_spread_column("Quarter", "quarter"),
-    _make_spread_column("Middle", "middle"),
-    _make_spread_column("3 quarters", "three_quarters"),
-    _make_spread_column("Most", "most"),
+    _make_spread_column("Minimum", "minimum"),
+    _make_spread_column("25%", "lower_quartile"),
+    _make_spread_column("Median", "median"),
+    _make_spread_column("75%", "upper_quartile"),
+    _make_spread_column("Maximum", "maximum"),
     Column("Tasks", lambda row, _: row.spread.count, "count"),
 )
 """Columns of distributions over an array's tasks."""

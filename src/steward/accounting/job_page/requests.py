@@ -271,11 +271,11 @@ class Waiting(ActionMessage, frozen=True, kw_only=True):
 class Spread(ActionMessage, frozen=True, kw_only=True):
     """Distribution of a value over the tasks of an array: quartiles, minimum and maximum."""
 
-    least: float
-    quarter: float
-    middle: float
-    three_quarters: float
-    most: float
+    minimum: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    maximum: float
     count: int
 
 

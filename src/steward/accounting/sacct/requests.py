@@ -49,7 +49,7 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     nnodes: Annotated[_Word, described("Number of nodes: ``min[-max]``.")] = ""
     ncpus: Annotated[_Word, described("Number of CPUs: ``min[-max]``.")] = ""
     timelimit_min: Annotated[
-        _Word, described("Exact time limit, or the minimum if there is a maximum.")
+        _Word, described("Time limit; the lowest one if ``timelimit_max`` is given.")
     ] = ""
     timelimit_max: Annotated[_Word, described("Maximum time limit.")] = ""
     starttime: Annotated[_Word, described("Start of the window, as typed.")] = ""
@@ -61,7 +61,7 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Literal["", "yes", "no"],
         described("``yes``: all components of each named job; ``no``: only the named ones."),
     ] = ""
-    duplicates: Annotated[bool, described("Include former runs.")] = False
+    duplicates: Annotated[bool, described("Include earlier runs of requeued jobs.")] = False
     allocations: Annotated[bool, described("Omit steps.")] = False
     truncate: Annotated[bool, described("Cut times to the window.")] = False
     use_local_uid: Annotated[
@@ -81,7 +81,10 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = ""
     style: Annotated[
         Literal["table", "parsable", "parsable2"],
-        described("Table, or fields separated by ``delimiter``, with or without one at the end."),
+        described(
+            "Aligned columns; or fields separated by ``delimiter``, which also ends the lines of "
+            "``parsable``."
+        ),
     ] = "table"
     delimiter: Annotated[str, msgspec.Meta(max_length=64), described("Field separator.")] = "|"
     units: Annotated[
