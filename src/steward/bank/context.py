@@ -49,7 +49,7 @@ GATE_UNAWARE: Final = (
 """Note of a reply whose change the gate does not apply yet."""
 
 
-NO_ACCOUNTS: Final = "No accounts: you neither use nor manage one that matches."
+NO_ACCOUNTS: Final = "No accounts that you use or manage match."
 """Reason why a list of accounts, or of their users and allocations, is empty."""
 
 

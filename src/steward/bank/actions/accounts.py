@@ -111,7 +111,7 @@ class AllocationShowRequest(AccountShowRequest, frozen=True, kw_only=True):
 
 def _read_begin(allocation: Allocation, _: object) -> datetime | str:
     """Return the begin of an allocation; the first of an account has none."""
-    return allocation.begin if allocation.begin.year > 1970 else "always"
+    return allocation.begin if allocation.begin.year > 1970 else "none"
 
 
 def _list_rules(account: Account, _: object) -> str:
@@ -171,7 +171,7 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
             Column(
                 "Begin", _read_begin, "time", exact=lambda row, _: row.begin if row.end else None
             ),
-            Column("End", lambda row, _: row.end or "open", "time", exact="end"),
+            Column("End", lambda row, _: row.end or "none", "time", exact="end"),
             Column("Granted", "granted", "money"),
             Column("Balance", "balance", "money"),
             Column("Rollover", lambda row, _: row.rollover if row.end else ""),

@@ -184,16 +184,18 @@ class LedgerDatabase:
             yield
         except (OperationalError, InterfaceError) as error:
             if any(sign in str(error.orig) for sign in _PERMANENT_ERRORS):
-                raise BankError(f"the ledger {self.display_url}: {_error_line(error)}") from error
+                raise BankError(
+                    f"cannot use the ledger {self.display_url}: {_error_line(error)}"
+                ) from error
             raise LedgerUnavailable(
-                f"the ledger {self.display_url}: {_error_line(error)}"
+                f"cannot use the ledger {self.display_url}: {_error_line(error)}"
             ) from error
         except PoolTimeoutError as error:
             raise LedgerUnavailable(
-                f"the ledger {self.display_url}: all connections are in use"
+                f"cannot use the ledger {self.display_url}: all connections are in use"
             ) from error
         except NoSuchModuleError as error:
-            raise BankError(f"the ledger {self.display_url}: {error}") from error
+            raise BankError(f"cannot use the ledger {self.display_url}: {error}") from error
         except IntegrityError as error:
             raise BankError(
                 f"the ledger {self.display_url} rejects the change: {_error_line(error)}"
@@ -201,15 +203,17 @@ class LedgerDatabase:
         except DBAPIError as error:
             if error.connection_invalidated or _is_standby(error):
                 raise LedgerUnavailable(
-                    f"the ledger {self.display_url}: {_error_line(error)}"
+                    f"cannot use the ledger {self.display_url}: {_error_line(error)}"
                 ) from error
-            raise BankError(f"the ledger {self.display_url}: {_error_line(error)}") from error
+            raise BankError(
+                f"cannot use the ledger {self.display_url}: {_error_line(error)}"
+            ) from error
         except Unavailable as error:
             if isinstance(error, LedgerUnavailable) or not self.is_sqlite:
                 raise
             if error.offender != self.path:
                 raise  # from another service that the caller used inside the transaction
-            raise LedgerUnavailable(f"the ledger: {error}", error.offender) from error
+            raise LedgerUnavailable(f"cannot use the ledger: {error}", error.offender) from error
 
 
 def _is_standby(error: DBAPIError) -> bool:
