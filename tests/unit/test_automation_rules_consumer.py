@@ -67,6 +67,7 @@ def test_the_same_subject_is_acted_on_once_in_a_window(tmp_path: Path) -> None:
     site.settle()
     assert site.statuses() == ["succeeded", "held-back", "succeeded"]
     assert site.history()[1].message == "duplicate within 10m of execution 1"
+    assert [one.subject_text for one in site.history()] == ["c1 n1", "c1 n1", "c1 n2"]
     site.now += timedelta(minutes=11)
     site.give(failure(4, at=site.now))
     site.settle()

@@ -43,7 +43,7 @@ class WebhookParameters(Parameters, frozen=True, kw_only=True):
 
     name: Annotated[str, described("Name of the webhook in [actions.webhooks].")]
     subject: Annotated[str, described("Subject, one line.")]
-    text: Annotated[str, described("Further text, for people.")] = ""
+    text: Annotated[str, described("Text of the message.")] = ""
     body: Annotated[dict[str, Any], described("Data for programs, a JSON object.")] = msgspec.field(
         default_factory=dict
     )

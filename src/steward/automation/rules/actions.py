@@ -437,7 +437,7 @@ def _parse_trigger(event_data: dict[str, Any]) -> Trigger:
         event = msgspec.convert({**fields, "body": None}, Event, strict=False)
         body = msgspec.convert(event_data.get("body"), BODIES[kind], strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"not an event of kind {kind}: {error}") from error
+        raise UsageError(f"invalid event of kind {kind}: {error}") from error
     event = msgspec.structs.replace(event, body=body)
     # The event does not include earlier failures: if it is a failure, count it as the first.
     count = int(bool(getattr(body, "failed", False)))

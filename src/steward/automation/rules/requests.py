@@ -258,7 +258,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
         Column("Rule", "rule"),
         Column("Cluster", "cluster", show="pages"),
         Column("Event", "event"),
-        Column("Subject", "subject", show="pages", max_width=60),
+        Column("Subject", "subject_text", show="pages", max_width=60, exact="subject"),
         Column("Action", "action"),
         Column("Status", lambda row, _: row.status or row.phase, "state"),
         Column("Seconds", _read_run_time_s, title="Duration, s", right=True),

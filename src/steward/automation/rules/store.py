@@ -78,6 +78,14 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     started: datetime | None = None
     ended: datetime | None = None
 
+    @property
+    def subject_text(self) -> str:
+        """Subject as people read it: its values, separated by blanks."""
+        try:
+            return " ".join(map(str, msgspec.json.decode(self.subject, type=list[Any])))
+        except msgspec.DecodeError:  # cut
+            return self.subject
+
 
 class RuleSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """Administrator's override of whether a rule is enabled."""
