@@ -509,7 +509,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.reports.actions",
         "report accounts",
         "everyone",
-        "Report usage by account, and by user in it.",
+        "Report usage by account and user.",
     ),
     "reports.cluster": IndexEntry(
         "steward.reports.actions",

@@ -157,7 +157,7 @@ def _report_usage(
 def report_accounts(
     context: ReportsContext, caller: Caller, request: AccountsRequest
 ) -> AccountsReply:
-    """Report usage by account, and by user in it."""
+    """Report usage by account and user."""
     return _report_usage(
         *(context, caller, request, AccountsReply),
         usage.ACCOUNT_GROUP,

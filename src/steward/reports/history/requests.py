@@ -492,7 +492,7 @@ class NodeReply(Answer, frozen=True, kw_only=True):
     zone: str = ""
     layout: ClassVar[Layout] = (
         Column("Start", "since", "time", title="From", link="past"),
-        Column("End", "until", "time", title="Until", absent="goes on"),
+        Column("End", "until", "time", title="Until", absent="now"),
         Column("Duration", _read_span_s, "duration"),
         Column("State", "state", "node_state"),
         Column("Reason", "reason", "prose"),
