@@ -158,5 +158,9 @@ def wait_for_end(processes: KeeperProcesses) -> None:
             signal_process(processes.init, signal.SIGKILL)
             signal_process(processes.keeper, signal.SIGKILL)
         if time.monotonic() > deadline + 5:
-            raise SandboxError("the sandbox does not end", processes)
+            raise SandboxError(
+                "cannot stop the sandbox: "
+                f"its processes {processes.keeper.pid} and {processes.init.pid} survive SIGKILL",
+                processes,
+            )
         time.sleep(0.02)

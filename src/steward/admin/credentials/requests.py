@@ -58,7 +58,7 @@ class TicketRequest(Request, frozen=True, kw_only=True):
 
     credential: Annotated[str, described("MUNGE credential of the request.")]
     method: Annotated[str, described("HTTP method of the request.")]
-    target: Annotated[str, described("Its path from ``/api/`` on, with its query.")]
+    target: Annotated[str, described("Path and query of the request, from ``/api/`` on.")]
     digest: Annotated[str, described("SHA-256 of its body, in hexadecimal.")]
     peer: Annotated[str, described("Address of the client.")]
 

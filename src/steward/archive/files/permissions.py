@@ -76,7 +76,9 @@ def decode_acl(value: bytes) -> FileReaders:
         ArchiveError: The format of the value is unknown.
     """
     if len(value) < 4 or _HEADER.unpack_from(value)[0] != 2 or (len(value) - 4) % 8:
-        raise ArchiveError("unknown ACL version: this Steward supports version 2 only")
+        raise ArchiveError(
+            "cannot read the access control list: unknown format; Steward supports version 2"
+        )
     uid = None
     gids = []
     for tag, permissions, identifier in _ENTRY.iter_unpack(value[4:]):

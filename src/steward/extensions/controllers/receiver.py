@@ -257,7 +257,7 @@ class ControllerReceiver:
 
         if cluster.hellos[peer] >= _MAX_HELLOS:
             raise TooManyHellos(
-                f"{_MAX_HELLOS} hellos of {peer} already wait for munged: try again later"
+                f"{_MAX_HELLOS} new connections of {peer} already wait for munged: try again later"
             )
         cluster.hellos[peer] += 1
         try:
