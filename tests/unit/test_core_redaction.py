@@ -281,17 +281,18 @@ def test_entries_of_many_jobs_outlive_those_of_one() -> None:
 
     cache = VerdictCache(judge, max_bytes=100_000)
     for job in range(10_000):
-        assert cache.get_all([b"PATH=/bin", b"JOB=%d" % job]) == [UNCHANGED, UNCHANGED]
+        assert not list(cache.find_changes([b"PATH=/bin", b"JOB=%d" % job]))
     assert judged.count(b"PATH=/bin") == 1
     # What did not return was dropped.
-    cache.get_all([b"JOB=0"])
+    list(cache.find_changes([b"JOB=0"]))
     assert judged.count(b"JOB=0") == 2
 
 
 def test_no_text_passes_for_the_digest_of_a_large_entry() -> None:
     large = b"LIST=" + b"/opt" * 5000
     keys = [large, hashlib.blake2b(large, digest_size=32).digest()]
-    assert VerdictCache(lambda entry: entry[:1]).get_all(keys) == [key[:1] for key in keys]
+    cache = VerdictCache(lambda entry: entry[:1])
+    assert list(cache.find_changes(keys)) == [(key, key[:1]) for key in keys]
 
 
 def test_the_site_may_add_replace_and_except() -> None:

@@ -13,9 +13,11 @@ import hmac
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from heapq import merge
+from itertools import filterfalse
 
 import msgspec
 
@@ -103,7 +105,11 @@ CACHE_BYTES = 8 << 20
 """Most bytes of the verdicts that a redactor remembers."""
 _LARGEST_KEY_BYTES = 2048
 """Largest entry that is a key of the cache itself, in bytes: a digest of it costs more time."""
-_VERDICT_BYTES = 200
+_LONGEST_CACHED_NAME = 100
+"""Longest variable name whose verdict is remembered apart from its value, in bytes."""
+_MOST_CACHED_NAMES = 4096
+"""Most variable names whose verdicts are remembered."""
+_VERDICT_BYTES = 280
 """Memory that a verdict takes in addition to its entry and its text, in bytes."""
 _ASSIGNMENT = re.compile(
     rb"(?:^|[\s;&|(\"'])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})[\"']?[ \t]*[=:][ \t]*"
@@ -178,10 +184,17 @@ class SecretFinding(msgspec.Struct, frozen=True):
 
 
 class RedactedEnvironment(msgspec.Struct, frozen=True):
-    """NUL-separated environment entries without secrets, and the names of redacted variables."""
+    """NUL-separated environment entries without secrets.
+
+    Attributes:
+        data: The entries.
+        names: Names of the redacted variables.
+        nuls: Number of NUL bytes.
+    """
 
     data: bytes
     names: tuple[str, ...]
+    nuls: int
 
 
 class VerdictCache:
@@ -199,23 +212,24 @@ class VerdictCache:
         self._judge = judge
         self._generation_bytes = max_bytes // 2
         self._recent: dict[bytes, bytes] = {}
+        self._unchanged: set[bytes] = set()
+        """Entries without secrets in ``_recent``: most of every environment."""
         self._older: dict[bytes, bytes] = {}
         self._size = 0
 
-    def get_all(self, entries: list[bytes]) -> list[bytes]:
-        """Return the verdicts on entries, in order; an entry contains no NUL."""
-        keys = entries
-        if max(map(len, entries), default=0) > _LARGEST_KEY_BYTES:
-            keys = [
-                entry if len(entry) <= _LARGEST_KEY_BYTES else _make_digest(entry)
-                for entry in entries
-            ]
-        # One call into C looks all of them up.
-        verdicts = list(map(self._recent.get, keys))
-        return [
-            self._add(key, entry) if verdict is None else verdict
-            for key, entry, verdict in zip(keys, entries, verdicts, strict=True)
-        ]
+    def find_changes(self, entries: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries with secrets, in order, with their redacted text.
+
+        An entry contains no NUL.
+        """
+        # C code passes over the entries that many jobs share.
+        for entry in filterfalse(self._unchanged.__contains__, entries):
+            key = entry if len(entry) <= _LARGEST_KEY_BYTES else _make_digest(entry)
+            verdict = self._recent.get(key)
+            if verdict is None:
+                verdict = self._add(key, entry)
+            if verdict:
+                yield entry, verdict
 
     def _add(self, key: bytes, entry: bytes) -> bytes:
         """Add an entry to the recent generation; return the verdict on it."""
@@ -225,8 +239,11 @@ class VerdictCache:
         size = len(key) + len(verdict) + _VERDICT_BYTES
         if self._size + size > self._generation_bytes:
             self._older, self._recent, self._size = self._recent, {}, 0
+            self._unchanged = set()
         if size <= self._generation_bytes:
             self._recent[key] = verdict
+            if not verdict:
+                self._unchanged.add(key)
             self._size += size
         return verdict
 
@@ -263,19 +280,20 @@ class Redactor:
         self._value_pattern = _join_patterns("values", (*values, *settings.values), re.DOTALL)
         self._kept_names = frozenset(name.encode() for name in settings.keep)
         self._verdicts = VerdictCache(self._redact_entry)
+        self._is_secret_name = lru_cache(maxsize=_MOST_CACHED_NAMES)(self._match_name)
 
     def redact_entries(self, block: bytes) -> RedactedEnvironment:
         """Redact NUL-separated ``NAME=value`` entries; all other bytes stay unchanged."""
         entries = block.split(b"\0")
-        verdicts = self._verdicts.get_all(entries)
-        if verdicts.count(UNCHANGED) == len(verdicts):
-            return RedactedEnvironment(block, ())
+        nuls = len(entries) - 1
         names = []
-        for index, redacted in enumerate(verdicts):
-            if redacted:
-                entries[index] = redacted
-                names.append(redacted.partition(b"=")[0].decode("utf-8", "backslashreplace"))
-        return RedactedEnvironment(b"\0".join(entries), tuple(names))
+        index = -1
+        for entry, redacted in self._verdicts.find_changes(tuple(entries)):
+            index = entries.index(entry, index + 1)
+            entries[index] = redacted
+            names.append(redacted.partition(b"=")[0].decode("utf-8", "backslashreplace"))
+        data = b"\0".join(entries) if names else block
+        return RedactedEnvironment(data, tuple(names), nuls)
 
     def find_secret_spans(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Yield the matches of the patterns on values, as (begin, end), in order."""
@@ -285,6 +303,13 @@ class Redactor:
 
     def is_secret(self, name: bytes) -> bool:
         """Return whether a variable of this name must lose its value."""
+        # Jobs set the same variables to other values.
+        if len(name) <= _LONGEST_CACHED_NAME:
+            return self._is_secret_name(name)
+        return self._match_name(name)
+
+    def _match_name(self, name: bytes) -> bool:
+        """Return whether the patterns say that a name is secret."""
         if name in self._kept_names or self._name_pattern is None:
             return False
         return self._name_pattern.search(name.replace(b"-", b"_")) is not None

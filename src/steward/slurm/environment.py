@@ -25,6 +25,9 @@ _CLAIMS = {
     b"SLURM_SUBMIT_DIR": "directory",
     b"SLURM_SUBMIT_HOST": "host",
 }
+_CLAIM_PREFIX = b"SLURM_"
+"""Prefix of all names in ``_CLAIMS``, so that one search finds them."""
+_NEXT_CLAIM = b"\0" + _CLAIM_PREFIX
 _LONGEST_CLAIM = 1024
 _MOST_NAMES = 500
 _LONGEST_NAME = 120
@@ -57,13 +60,12 @@ def read_environment(raw: bytes, redactor: Redactor) -> Environment:
         # Without a complete count, an entry cannot be told from part of a value.
         return Environment(data=b"", flags=(TRUNCATED,))
     count = _COUNT.unpack_from(raw)[0]
-    body = raw[_COUNT.size :]
+    redacted = redactor.redact_entries(raw[_COUNT.size :])
     flags: tuple[str, ...] = ()
-    if body and not body.endswith(b"\0"):
+    if len(raw) > _COUNT.size and not raw.endswith(b"\0"):
         flags = (TRUNCATED,)
-    elif body.count(b"\0") != count:
+    elif redacted.nuls != count:
         flags = (MISCOUNTED,)
-    redacted = redactor.redact_entries(body)
     claims = read_claims(redacted.data)
     return Environment(
         data=raw[: _COUNT.size] + redacted.data,
@@ -92,14 +94,17 @@ def split_entries(data: bytes) -> list[tuple[bytes, bytes | None]]:
 
 def read_claims(block: bytes) -> dict[str, str]:
     """Return what redacted entries claim about their job: ``name``, ``directory``, ``host``."""
-    claims = {}
-    for variable, field in _CLAIMS.items():
-        start = 0 if block.startswith(variable + b"=") else block.find(b"\0" + variable + b"=") + 1
-        if start == 0 and not block.startswith(variable + b"="):
-            continue
-        start += len(variable) + 1
+    claims: dict[str, str] = {}
+    unread = dict(_CLAIMS)
+    end = -1 if block.startswith(_CLAIM_PREFIX) else block.find(_NEXT_CLAIM)
+    is_found = end >= 0 or block.startswith(_CLAIM_PREFIX)
+    while is_found and unread:
+        start = end + 1
         end = block.find(b"\0", start)
-        value = block[start : end if end >= 0 else len(block)]
-        if value != REDACTED and len(value) <= _LONGEST_CLAIM:
+        name, equals, value = block[start : end if end >= 0 else len(block)].partition(b"=")
+        field = unread.pop(name, "") if equals else ""
+        if field and value != REDACTED and len(value) <= _LONGEST_CLAIM:
             claims[field] = value.decode("utf-8", "backslashreplace")
+        end = block.find(_NEXT_CLAIM, end) if end >= 0 else -1
+        is_found = end >= 0
     return claims
