@@ -544,6 +544,7 @@ def make_stores(settings: Settings) -> IncomingStores:
 def _read_all(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     chunks = [os.read(fd, size + 1)]
-    while chunks[-1]:
+    # All bytes, and no more: the end of the file.
+    while chunks[-1] and len(chunks[0]) != size:
         chunks.append(os.read(fd, 1 << 20))
     return b"".join(chunks)

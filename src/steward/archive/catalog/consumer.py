@@ -76,9 +76,7 @@ class CatalogConsumer:
             catalog_cursor = self._open()
             purged = _list_purged_keys(events)
             purged_keys = {(cluster, key) for cluster, key, _ in purged}
-            purged_keys |= catalog_cursor.find_purged(
-                list({_get_script_key(event) for event in events})
-            )
+            purged_keys |= catalog_cursor.find_purged({_get_script_key(event) for event in events})
             by_month = _group_by_month(events)
             for month in sorted({*by_month, *(_get_key_month(key) for _, key in purged_keys)}):
                 self._apply_month(month, by_month.get(month, ()), purged_keys)
@@ -125,28 +123,34 @@ class CatalogConsumer:
             return
         writer = self._get_writer(month)
         with writer.writing():
-            for event in events:
-                if _get_script_key(event) not in purged_keys:
-                    self._index_event(writer, event)
+            remaining = [event for event in events if _get_script_key(event) not in purged_keys]
+            self._index_scripts(writer, [event for event in remaining if event.kind == JOB_SCRIPT])
+            writer.update_uses(
+                make_identified_use(event.cluster, event.body, event.id)
+                for event in remaining
+                if event.kind == JOB_IDENTITY
+            )
             removed = [
                 writer.remove_use(*key) for key in purged_keys if _get_key_month(key[1]) == month
             ]
         if any(removed):
             writer.shrink_log()
 
-    def _index_event(self, writer: MonthWriter, event: Event) -> None:
-        """Index the script of an event, or update its use."""
-        if isinstance(event.body, JobIdentity):
-            writer.update_use(make_identified_use(event.cluster, event.body, event.id))
-        elif isinstance(event.body, JobScript) and event.body.script is not None:
-            if writer.has_use(event.cluster, event.key):
-                return
-            script_file = event.body.script
-            digest = bytes.fromhex(script_file.sha256)
-            number = writer.find_script(digest)
-            if not number:
-                number = writer.add_script(digest, self._read_script(event, event.body))
-            writer.add_use(make_spooled_use(event, event.body, number))
+    def _index_scripts(self, writer: MonthWriter, events: Sequence[Event]) -> None:
+        """Index the new scripts of some job.script events, and store their uses."""
+        known = writer.find_uses([(event.cluster, event.key) for event in events])
+        new = [
+            (event, bytes.fromhex(event.body.script.sha256))
+            for event in events
+            if event.body.script is not None and (event.cluster, event.key) not in known
+        ]
+        numbers = writer.find_scripts([digest for _, digest in new])
+        for event, digest in new:
+            if digest not in numbers:
+                numbers[digest] = writer.add_script(digest, self._read_script(event, event.body))
+        writer.add_uses(
+            make_spooled_use(event, event.body, numbers[digest]) for event, digest in new
+        )
 
     def _read_script(self, event: Event, body: JobScript) -> bytes:
         """Read the script of an event."""

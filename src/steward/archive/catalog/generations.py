@@ -11,11 +11,11 @@ the old.
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from steward.archive.catalog.month import CatalogUnavailable, translate_damage
+from steward.archive.catalog.month import CatalogUnavailable, find_keys, translate_damage
 from steward.core.sqlite import Database
 from steward.core.storage import CURSOR, move_cursor, read_cursor
 
@@ -58,11 +58,10 @@ class CatalogCursor:
         with translate_damage(self._path):
             return read_cursor(self._database)
 
-    def find_purged(self, keys: Sequence[CatalogKey]) -> set[CatalogKey]:
+    def find_purged(self, keys: Collection[CatalogKey]) -> set[CatalogKey]:
         """Return which of these scripts were purged and must not be indexed again."""
-        sql = "SELECT 1 FROM purged WHERE cluster = ? AND key = ?"
         with translate_damage(self._path):
-            return {key for key in keys if self._database.fetch(sql, *key)}
+            return find_keys(self._database.connection, "purged", keys)
 
     def list_purged_since(self, position: int) -> list[tuple[str, str, int]]:
         """Return all scripts purged by events after a position, with the event."""

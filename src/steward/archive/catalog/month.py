@@ -12,9 +12,10 @@ file.
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +34,8 @@ from steward.core.sqlite import (
 MAX_INDEXED_BYTES: Final = 4 * 1024**2
 """Indexed size of a script; text beyond is not found. Slurm's own limit (max_script_size) is 4 MiB.
 """
+
+_DAY_US: Final = 86_400_000_000
 
 MIGRATIONS: Final = (
     """
@@ -118,6 +121,14 @@ class ScriptUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 USE_COLUMNS: Final = ", ".join(f"use.{name}" for name in ScriptUse.__struct_fields__)
+_INSERT_USE: Final = (
+    f"INSERT OR IGNORE INTO use({', '.join(ScriptUse.__struct_fields__)}) "
+    f"VALUES({', '.join('?' * len(ScriptUse.__struct_fields__))})"
+)
+_UPDATE_USE: Final = (
+    "UPDATE use SET uid = ?, user = ?, account = ?, partition = ?, name = ?, event = ? "
+    "WHERE cluster = ? AND key = ?"
+)
 
 
 def convert_microseconds(microseconds: int) -> datetime:
@@ -129,7 +140,12 @@ def convert_microseconds(microseconds: int) -> datetime:
 
 def get_month(microseconds: int) -> str:
     """Return the month of a time, in UTC: ``2026-11``."""
-    return convert_microseconds(microseconds).strftime("%Y-%m")
+    return _format_month(microseconds // _DAY_US)
+
+
+@lru_cache(maxsize=64)
+def _format_month(day: int) -> str:
+    return convert_microseconds(day * _DAY_US).strftime("%Y-%m")
 
 
 def make_month_path(directory: str, month: str) -> str:
@@ -247,16 +263,18 @@ class MonthWriter:
         with translate_damage(self.path):
             self._connection.execute("COMMIT")
 
-    def find_script(self, sha256: bytes) -> int:
-        """Return the row number of a script; 0 if it is not stored."""
-        sql = "SELECT number FROM script WHERE sha256 = ?"
-        row = self._connection.execute(sql, (sha256,)).fetchone()
-        return int(row[0]) if row else 0
+    def find_scripts(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the row numbers of the scripts that are stored, by SHA-256."""
+        marks = ", ".join("?" * len(digests))
+        sql = f"SELECT sha256, number FROM script WHERE sha256 IN ({marks})"  # noqa: S608 - question marks alone
+        return dict(self._connection.execute(sql, digests).fetchall())
 
     def add_script(self, sha256: bytes, data: bytes) -> int:
         """Store and index a new script; return its row number."""
         indexed = data[:MAX_INDEXED_BYTES]
-        packed = zlib.compress(indexed, 1)
+        # Compressing a small script takes less time than clearing zlib's usual memory.
+        compressor = zlib.compressobj(1, memLevel=5)
+        packed = compressor.compress(indexed) + compressor.flush()
         number = self._connection.execute(
             "INSERT INTO script(sha256, length, packed) VALUES(?, ?, ?)",
             (sha256, len(data), packed if len(packed) < len(indexed) else b"\0" + indexed),
@@ -267,28 +285,25 @@ class MonthWriter:
         )
         return int(number)
 
-    def add_use(self, use: ScriptUse) -> bool:
-        """Store that a job ran a script; return False, without a change, if that is known."""
-        names = ScriptUse.__struct_fields__
-        cursor = self._connection.execute(
-            f"INSERT OR IGNORE INTO use({', '.join(names)}) VALUES({', '.join('?' * len(names))})",
-            msgspec.structs.astuple(use),
-        )
-        return bool(cursor.rowcount)
+    def add_uses(self, uses: Iterable[ScriptUse]) -> int:
+        """Store that jobs ran scripts; leave known uses alone. Return the number of new ones."""
+        rows = map(msgspec.structs.astuple, uses)
+        return int(self._connection.executemany(_INSERT_USE, rows).rowcount)
 
-    def has_use(self, cluster: str, key: str) -> bool:
-        """Return whether a use is stored."""
-        sql = "SELECT 1 FROM use WHERE cluster = ? AND key = ?"
-        return self._connection.execute(sql, (cluster, key)).fetchone() is not None
+    def find_uses(self, keys: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of some scripts, by cluster and key, of which a use is stored."""
+        return find_keys(self._connection, "use", keys)
 
-    def update_use(self, use: ScriptUse) -> None:
-        """Update owner, account, partition and name of an existing use."""
-        self._connection.execute(
-            "UPDATE use SET uid = ?, user = ?, account = ?, partition = ?, name = ?, event = ? "
-            "WHERE cluster = ? AND key = ?",
+    def update_uses(self, uses: Iterable[ScriptUse]) -> None:
+        """Update owner, account, partition and name of existing uses."""
+        self._connection.executemany(
+            _UPDATE_USE,
             (
-                *(use.uid, use.user, use.account, use.partition, use.name, use.event),
-                *(use.cluster, use.key),
+                (
+                    *(use.uid, use.user, use.account, use.partition, use.name, use.event),
+                    *(use.cluster, use.key),
+                )
+                for use in uses
             ),
         )
 
@@ -321,6 +336,24 @@ class MonthWriter:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+
+def find_keys(
+    connection: Connection, table: str, keys: Collection[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return those of some scripts, by cluster and key, that a table contains."""
+    by_cluster: dict[str, list[str]] = {}
+    for cluster, key in keys:
+        by_cluster.setdefault(cluster, []).append(key)
+    found: set[tuple[str, str]] = set()
+    for cluster, cluster_keys in by_cluster.items():
+        rows = connection.execute(
+            f"SELECT cluster, key FROM {table} WHERE cluster = ? "  # noqa: S608 - our own names
+            "AND key IN (SELECT value FROM json_each(?))",
+            (cluster, msgspec.json.encode(cluster_keys).decode()),
+        )
+        found.update(rows.fetchall())
+    return found
 
 
 def _decompress_script(packed: bytes) -> bytes:

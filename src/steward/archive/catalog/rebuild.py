@@ -67,14 +67,14 @@ class CatalogBuilder:
         """
         writer = self._get_writer(get_month(use.at))
         digest = sha256 or hashlib.sha256(data).digest()
-        number = writer.find_script(digest) or writer.add_script(digest, data)
+        number = writer.find_scripts((digest,)).get(digest) or writer.add_script(digest, data)
         stored_use = msgspec.structs.replace(use, script=number)
-        if not writer.add_use(stored_use):
-            writer.update_use(stored_use)
+        if not writer.add_uses((stored_use,)):
+            writer.update_uses((stored_use,))
 
     def has_use(self, use: ScriptUse) -> bool:
         """Return whether a use is stored."""
-        return self._get_writer(get_month(use.at)).has_use(use.cluster, use.key)
+        return bool(self._get_writer(get_month(use.at)).find_uses(((use.cluster, use.key),)))
 
     def remove_use(self, at: int, key: CatalogKey) -> None:
         """Remove a use.
