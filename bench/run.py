@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,10 +24,11 @@ import storm
 from scale import scaled
 from steward.core.redaction import REDACTED
 from steward.core.script_stores import ARCHIVE_DIRECTORY, make_incoming_filename
-from watching import Watch
+from watching import Activity, Watch
 
 BURST_JOBS = scaled(20_000, 20)
 STREAM_RATE, STREAM_S = 300, scaled(10)
+RATES, RATE_S = (1, 10, 100, 300, 1000), scaled(4)
 WAITING_FILES = scaled(200_000, 20)
 SHORT_RATE, SHORT_S, SHORT_LIFE_S = 1000, scaled(10), 0.005
 _PATIENCE_S = 120.0
@@ -163,11 +164,11 @@ def stream(table: Table, waiting: int = 0) -> None:
             name = make_incoming_filename("c9", number, 1, 0, "script")
             (incoming / name).touch()
         watch.wait_idle()
-        before = watch.cpu()
+        before = watch.activity()
         with watch.observed() as seen:
             told = play(where, watch.spool, f"--jobs={jobs}", f"--rate={STREAM_RATE}")()
             watch.wait_archived(jobs, _PATIENCE_S)
-        spent = _difference(before, watch.cpu())
+        after = watch.activity()
         latencies = sorted(
             (seen_ns - told.closed_ns[job_id]) / 1e6 for job_id, seen_ns in seen.items()
         )
@@ -178,9 +179,44 @@ def stream(table: Table, waiting: int = 0) -> None:
     for percent, wanted in ((50, ""), (99, "< 50"), (100, "")):
         value = latencies[min(len(latencies) - 1, len(latencies) * percent // 100)]
         table.add(f"{name}: to file, p{percent}", value, "ms", wanted)
-    for process in sorted(spent):
-        table.add(f"{name}: CPU of {process}", sum(spent[process]), "s")
-    table.add(f"{name}: CPU of all", sum(map(sum, spent.values())), "s", "< 1.5")
+    _add_activity(table, name, before, after)
+    table.add(f"{name}: CPU of all", sum(_rise(before.cpu, after.cpu).values()), "s", "< 1.5")
+
+
+def rates(table: Table) -> None:
+    """Streams from one job a second to a thousand: what each process and database does."""
+    first = 1
+    with fresh_directory() as where, Watch(where) as watch:
+        for rate in RATES:
+            jobs = rate * RATE_S
+            watch.wait_idle()
+            before = watch.activity()
+            play(where, watch.spool, f"--first={first}", f"--jobs={jobs}", f"--rate={rate}")()
+            first += jobs
+            watch.wait_archived(first - 1, _PATIENCE_S)
+            # What gathers is written, and each process waits again.
+            time.sleep(1.0)
+            after = watch.activity()
+            name = f"{rate} a second for {RATE_S} s"
+            _add_activity(table, name, before, after)
+            cpu_s = sum(_rise(before.cpu, after.cpu).values())
+            table.add(f"{name}: CPU of all a job", cpu_s / jobs * 1e6, "us")
+
+
+def _add_activity(table: Table, name: str, before: Activity, after: Activity) -> None:
+    """Add the figures of each process and each database that did something."""
+    wakes = _rise(before.wakes, after.wakes)
+    for process, cpu_s in sorted(_rise(before.cpu, after.cpu).items()):
+        if cpu_s or wakes.get(process):
+            table.add(f"{name}: CPU of {process}", cpu_s, "s")
+            table.add(f"{name}: wake-ups of {process}", wakes.get(process, 0), "")
+    for database, count in sorted(_rise(before.transactions, after.transactions).items()):
+        if count:
+            table.add(f"{name}: transactions on {database}", count, "")
+
+
+def _rise(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0) for name, value in after.items()}
 
 
 def stream_beside_waiting(table: Table) -> None:
@@ -226,6 +262,7 @@ def is_whole(job_id: int, files: dict[str, Path]) -> bool:
 PARTS: dict[str, Callable[[Table], None]] = {
     "burst": burst,
     "stream": stream,
+    "rates": rates,
     "waiting": stream_beside_waiting,
     "short": short_lives,
 }

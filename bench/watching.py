@@ -5,6 +5,7 @@ Nothing here asks Steward: processes are read in /proc, progress in its database
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -14,15 +15,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import msgspec
 from pysqlite3 import dbapi2
 
 import observing
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _READY_S = _ENDED_S = 120.0
+_WAL_COUNTER = struct.Struct("=8xI")
+"""Head of SQLite's ``-shm`` file: the counter that every write transaction increments."""
 
 Costs = dict[str, tuple[float, float]]
 """For each process, by name, the user and the system CPU seconds that it has used."""
+
+
+class Activity(msgspec.Struct):
+    """CPU and wake-ups of each process, and transactions of each database.
+
+    Attributes:
+        cpu: CPU seconds of each process, by name.
+        wakes: Number of times that each process left a wait, by name.
+        transactions: Number of write transactions on each database, by its path.
+    """
+
+    cpu: dict[str, float]
+    wakes: dict[str, int]
+    transactions: dict[str, int]
 
 
 class Watch:
@@ -84,13 +102,29 @@ class Watch:
         """What each process has used so far."""
         costs: Costs = {}
         for pid in self.processes():
-            text = Path(f"/proc/{pid}/stat").read_text()
-            name = text[text.index("(") + 1 : text.rindex(")")].removeprefix("steward ")
+            name, text = _read_stat(pid)
             fields = text[text.rindex(")") + 2 :].split()
             user_s, system_s = (int(field) / _TICKS for field in fields[11:13])
             before = costs.get(name, (0.0, 0.0))
             costs[name] = (before[0] + user_s, before[1] + system_s)
         return costs
+
+    def activity(self) -> Activity:
+        """What each process and each database has done so far."""
+        wakes: dict[str, int] = {}
+        for pid in self.processes():
+            name, _ = _read_stat(pid)
+            for status in Path(f"/proc/{pid}/task").glob("*/status"):
+                _, _, text = status.read_text().partition("\nvoluntary_ctxt_switches:")
+                wakes[name] = wakes.get(name, 0) + int(text.split()[0])
+        transactions = {
+            str(path.relative_to(self.state)).removesuffix(".db-shm"): _WAL_COUNTER.unpack_from(
+                path.read_bytes()
+            )[0]
+            for path in self.state.rglob("*.db-shm")
+        }
+        cpu = {name: sum(cost) for name, cost in self.cpu().items()}
+        return Activity(cpu, wakes, transactions)
 
     def pss_bytes(self) -> int:
         """Proportional set size of all its processes together."""
@@ -165,6 +199,12 @@ class Watch:
                 if suffix in ("sh", "env"):
                     found.setdefault(int(stem.split("-")[0]), {})[suffix] = Path(directory, name)
         return found
+
+
+def _read_stat(pid: int) -> tuple[str, str]:
+    """The name of a process, and its line in /proc."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.index("(") + 1 : text.rindex(")")].removeprefix("steward "), text
 
 
 def _reader(path: Path) -> "dbapi2.Connection":
