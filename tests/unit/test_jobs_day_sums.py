@@ -35,7 +35,7 @@ from steward.slurm.settings import ClusterSettings
 
 DAY = 86_400
 HOUR = 3600
-TABLES = ("day_sum", "crossing", "irregular")
+TABLES = ("day_sum", "crossing", "irregular", "node_run")
 ZONES = ("UTC", "Europe/Paris", "America/Havana", "America/Sao_Paulo", "Pacific/Apia")
 
 
@@ -82,6 +82,7 @@ def facts(draw: Any) -> list[Event]:
                     cpus=draw(st.integers(1, 4)),
                     nodes=1,
                     tres_allocated=draw(st.sampled_from(["", "cpu=4,gres/gpu=2"])),
+                    nodelist=draw(st.sampled_from(["", "n1", "n-1,n2", "n[1-3]", "n[1-"])),
                 )
                 events.append(event)
             if draw(st.booleans()):
@@ -132,7 +133,7 @@ def test_a_change_of_zone_rebuilds_the_sums_in_parts(
     books.consumer.close()
     books = open_books(tmp_path, "America/Havana")
     with closing(books.consumer), closing(open_database(books.path, MIGRATIONS)) as copy:
-        assert read_sums(copy) == [[], [], []]
+        assert read_sums(copy) == [[], [], [], []]
         assert books.consumer.tick(books.said.extend) == 0.0
         # One job id is behind the progress of the rebuild, another before it.
         times: dict[str, Any] = {"start": at(3 * DAY + 10), "end": 4 * DAY, "seen": 4 * DAY}

@@ -12,6 +12,7 @@ suspended on more than one day, times with fractions of a second, and implausibl
 Tables: ``summed`` (clusters with sums), ``summed_day`` (days with sums), ``day_sum`` (the sums),
 ``crossing`` (days that a run touches before the day of its end, which the index of ends misses),
 ``irregular``. Days are cut in the cluster's zone; a change of zone rebuilds them, in small parts.
+The same functions maintain the node index (:mod:`steward.jobs.node_runs`).
 """
 
 import os
@@ -28,6 +29,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import Index, Table
 from steward.core.timestamps import to_micros
 from steward.jobs.lines import TEXT_FIELDS, FullRunKey
+from steward.jobs.node_runs import NodeEnd, drop_node_runs, write_node_runs
 from steward.slurm.job_states import FINISHED
 from steward.slurm.times import TimeError, load_zone
 from steward.slurm.tres import count_gpus
@@ -133,6 +135,14 @@ _IRREGULAR: Final = Table(
     key="cluster, job_id, submit_us, restarts",
     indexes={"by_end": Index("cluster, end_us")},
 )
+RESTART_REBUILD: Final = """
+    DELETE FROM summed_day;
+    DELETE FROM day_sum;
+    DELETE FROM crossing;
+    DELETE FROM irregular;
+    UPDATE summed SET upto = 0;
+"""
+"""Script that makes the worker sum all lines again."""
 _TABLES: Final = (_SUMMED, _DAYS, _SUMS, _CROSSING, _IRREGULAR)
 SUMS_SCHEMA: Final = "".join(table.schema for table in _TABLES)
 """Script that creates the tables."""
@@ -176,6 +186,7 @@ class _RunLine(NamedTuple):
     nodes: int
     tres_allocated: str
     state: str
+    nodelist: str
 
 
 def _read_column(name: str) -> str:
@@ -210,9 +221,16 @@ def add_cluster(connection: Connection, cluster: str, zone: str) -> None:
         return
     for table in _TABLES:
         connection.execute(f"DELETE FROM {table.name} WHERE cluster = ?", (cluster,))  # noqa: S608 -- our own names
+    drop_node_runs(connection, cluster)
     has_lines = connection.execute("SELECT 1 FROM line WHERE cluster = ? LIMIT 1", (cluster,))
     upto = 0 if has_lines.fetchone() else COMPLETE
     _SUMMED.insert(connection, SummedCluster(cluster=cluster, zone=name, upto=upto))
+
+
+def list_complete_clusters(connection: Connection) -> set[str]:
+    """Return the clusters of which all lines are summed, and in the node index."""
+    rows = connection.execute("SELECT cluster FROM summed WHERE upto = ?", (COMPLETE,))
+    return {cluster for (cluster,) in rows}
 
 
 def find_incomplete_cluster(connection: Connection) -> SummedCluster | None:
@@ -345,6 +363,15 @@ def _write_changes(
     _DAYS.insert_all(connection, days, "ignore")
     _CROSSING.insert_all(connection, changes.crossing[1])
     _IRREGULAR.insert_all(connection, changes.irregular[1])
+    write_node_runs(connection, cluster, _list_node_ends(before), _list_node_ends(after))
+
+
+def _list_node_ends(runs: _RunLines) -> Iterator[NodeEnd]:
+    """Yield what the node index must know of ended runs and pieces."""
+    for lines in runs.values():
+        for line in lines:
+            if line.nodelist:
+                yield line.nodelist, line.job_id, line.end_us // _US
 
 
 def _cut_regular(run: Sequence[_RunLine], gpus: int, zone: tzinfo) -> list[Day]:

@@ -28,6 +28,9 @@ UNNAMED_PIECE: Final = 4
 SHOWN_STEP: Final = 5
 HIDDEN_STEP: Final = 6
 
+_COMMON_STATES: Final = frozenset({"PENDING", "RUNNING", "SUSPENDED", "COMPLETED"})
+"""States without an index: those of the window, see :func:`_match_state`, and the commonest."""
+
 MAX_NAMED_JOBS: Final = 20_000
 """Maximum number of jobs and steps named in one query."""
 
@@ -95,6 +98,8 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
         since_us: Begin of the time window, µs since the epoch.
         until_us: End of the time window.
         states: States at some time of the window; any if empty.
+        node_names: Nodes of which a run had at least one: they narrow the candidates only, the
+            reader tests each row's node list.
         eligible_only: Skip jobs that were never eligible, unless states are given.
         whole_hetjob: Show all components (True) or only the named ones (False) of a het job; None
             shows all if the leader was named.
@@ -121,13 +126,20 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int = 0
     until_us: int = 0
     states: tuple[str, ...] = ()
+    node_names: tuple[str, ...] = ()
     eligible_only: bool = True
     whole_hetjob: bool | None = None
 
     @property
     def is_narrow(self) -> bool:
         """Whether an index finds the few matching lines faster than a scan."""
-        return bool(self.jobs or self.users or self.uids or self.accounts)
+        owners = self.users or self.uids or self.accounts
+        return bool(self.jobs or owners or self.node_names) or self.has_rare_states
+
+    @property
+    def has_rare_states(self) -> bool:
+        """Whether only runs in states of the index of states match, as most runs complete."""
+        return bool(self.states) and not _COMMON_STATES.intersection(self.states)
 
 
 class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,15 +287,34 @@ def _select_candidates(line_filter: LineFilter, binder: _NamedBinder, table: str
         if not parts and line_filter.accounts:
             parts = [binder.match_any("account", line_filter.accounts)]
         # Whatever the state: jobs that ended before the window or came after it are outside.
-        end_conditions = (f"end_us >= {line_filter.since_us}", "end_us = 0")
+        ends = f"end_us >= {line_filter.since_us}"
+        if not parts and line_filter.node_names:
+            return _select_candidates_of_nodes(line_filter, binder, table)
+        if not parts and line_filter.has_rare_states:
+            states = binder.match_any("state", line_filter.states)
+            parts = [f"state <> 'COMPLETED' AND {states}"]
+            ends = f"end_us BETWEEN {line_filter.since_us} AND {line_filter.until_us}"
         parts = [
             f"{part} AND {end_condition} AND eligible_us <= {line_filter.until_us}"
             for part in parts or [_ALWAYS]
-            for end_condition in end_conditions
+            for end_condition in (ends, "end_us = 0")
         ]
     return " UNION ALL ".join(
         f"SELECT job_id FROM {table} WHERE {_IS_RUN} AND {part}"  # noqa: S608 -- bound values
         for part in parts
+    )
+
+
+def _select_candidates_of_nodes(line_filter: LineFilter, binder: _NamedBinder, table: str) -> str:
+    """Build the SELECT for the job ids of nodes: ended runs by the node index, and unended ones."""
+    conditions = [binder.match_any("name", line_filter.node_names)]
+    if line_filter.clusters:
+        conditions.append(binder.match_any("cluster", line_filter.clusters))
+    nodes = f"SELECT number FROM node WHERE {_join_and(conditions)}"  # noqa: S608 -- bound values
+    return (
+        f"SELECT job_id FROM node_run WHERE node IN ({nodes}) "  # noqa: S608 -- bound values
+        f"AND end_s >= {line_filter.since_us // 1_000_000} UNION ALL "
+        f"SELECT job_id FROM {table} WHERE {_IS_RUN} AND end_us = 0 AND start_us > 0"
     )
 
 

@@ -28,6 +28,7 @@ from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
 from steward.core.timestamps import from_micros
 from steward.jobs.day_sum_queries import DaySums, open_day_sums
+from steward.jobs.day_sums import list_complete_clusters
 from steward.jobs.line_queries import (
     HAS_EXPRESSION,
     ORDER_COLUMNS,
@@ -38,14 +39,20 @@ from steward.jobs.line_queries import (
     build_candidates,
     build_statement,
 )
-from steward.jobs.lines import STEP_RANKS, TABLE, TEXT_FIELDS, put_lines
+from steward.jobs.lines import (
+    STEP_RANKS,
+    TABLE,
+    TEXT_FIELDS,
+    list_stored_clusters,
+    put_lines,
+)
 from steward.slurm.arrays import includes_any_task
 
 _BATCH: Final = 2000
 _PARQUET_BATCH: Final = 10_000
 _MEMORY: Final = "256MB"
 _FEW: Final = 1000
-"""Up to this many jobs are looked up by id."""
+"""Up to this many jobs and nodes are looked up by an index."""
 _KEYED: Final = frozenset({"cluster", "job_id"})
 _ALWAYS_THERE: Final = {
     field.name: field.default
@@ -118,6 +125,8 @@ class DatabaseSource:
         """Implement :class:`LineSource`."""
         with translate_errors(self._name):
             among = self._among
+            if line_filter.node_names and not self._has_node_index(line_filter):
+                line_filter = msgspec.structs.replace(line_filter, node_names=())
             by_index = among is None and (
                 line_filter.is_narrow or line_filter.since_us > self._find_earliest_end()
             )
@@ -161,6 +170,17 @@ class DatabaseSource:
         with translate_errors(self._name):
             rows = self._connection.execute(" UNION ".join(statements)).fetchall()
         return ids <= {job_id for (job_id,) in rows}
+
+    def _has_node_index(self, line_filter: LineFilter) -> bool:
+        """Return True if the node index is complete for a filter, and faster than a scan."""
+        if len(line_filter.node_names) > _FEW:
+            return False
+        if not self._connection.execute(
+            "SELECT 1 FROM sqlite_schema WHERE name = 'node_run'"
+        ).fetchone():
+            return False  # a job log that is read in, or written by an older Steward
+        clusters = set(line_filter.clusters or list_stored_clusters(self._connection, "line"))
+        return clusters <= list_complete_clusters(self._connection)
 
     def _find_earliest_end(self) -> int:
         """Return the earliest end of a run, µs since the epoch; 0 if none ended."""
@@ -216,6 +236,8 @@ class ParquetSource:
             ) from error
 
         try:
+            # Parquet files have no node index.
+            line_filter = msgspec.structs.replace(line_filter, node_names=())
             with duckdb.connect(config={"memory_limit": _MEMORY, "threads": 1}) as connection:
                 self._make_view(connection)
                 holds = self._make_task_condition(connection, line_filter)

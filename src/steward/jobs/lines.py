@@ -292,6 +292,11 @@ TABLE: Final = f"""
 """
 """Schema of the table. Indexes cover only lines of runs; steps lie next to them."""
 
+STATE_INDEX: Final = """
+    CREATE INDEX line_by_state ON line (state, end_us) WHERE step = '' AND state <> 'COMPLETED';
+"""
+"""Index of a later migration. Most runs complete, and the index of ends finds these as fast."""
+
 _PUT: Final = (
     f"INSERT OR REPLACE INTO line (rank, {COLUMNS}) "  # noqa: S608 -- our own column names
     f"VALUES ({', '.join('?' * (len(USAGE_LINE_FIELDS) + 1))})"
@@ -381,6 +386,16 @@ def add_missing_columns(connection: Connection) -> None:
     for field in USAGE_LINE_FIELDS:
         if field not in existing:
             connection.execute(f"ALTER TABLE line ADD COLUMN {_declare_column(field)}")
+
+
+def list_stored_clusters(connection: Connection, table: str) -> list[str]:
+    """Return the clusters in a table, with one index step for each, however many rows it has."""
+    statement = (
+        "WITH RECURSIVE known (name) AS (SELECT min(cluster) FROM {0} UNION ALL "
+        "SELECT (SELECT min(cluster) FROM {0} WHERE cluster > known.name) FROM known "
+        "WHERE name IS NOT NULL) SELECT name FROM known WHERE name IS NOT NULL"
+    )
+    return [name for (name,) in connection.execute(statement.format(table))]
 
 
 def put_lines(connection: Connection, lines: Iterable[UsageLine]) -> None:

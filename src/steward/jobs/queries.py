@@ -38,7 +38,7 @@ from steward.jobs.filters import (
 )
 from steward.jobs.identity import PROMPT_US, SLACK_US
 from steward.jobs.job_ids import parse_job_name
-from steward.jobs.lines import COLUMNS, row_to_line
+from steward.jobs.lines import COLUMNS, list_stored_clusters, row_to_line
 from steward.jobs.retention import get_leader_id
 from steward.jobs.run_queries import RunQueries
 from steward.jobs.tables import database_path, unpack_run
@@ -389,18 +389,9 @@ class Jobs(ListQueries):
 
     def read_clusters(self) -> list[str]:
         """Return every cluster with runs or scripts."""
-        # One index step for each cluster, however many jobs it has.
-        statement = (
-            "WITH RECURSIVE known (name) AS (SELECT min(cluster) FROM {0} UNION ALL "
-            "SELECT (SELECT min(cluster) FROM {0} WHERE cluster > name) FROM known "
-            "WHERE name IS NOT NULL) SELECT name FROM known WHERE name IS NOT NULL"
-        )
-        clusters: set[str] = set()
         with translate_errors(self._path):
-            for table in ("run", "script"):
-                rows = self._connection.execute(statement.format(table)).fetchall()
-                clusters.update(name for (name,) in rows)
-        return sorted(clusters)
+            names = [list_stored_clusters(self._connection, table) for table in ("run", "script")]
+        return sorted({*names[0], *names[1]})
 
     def list_unfinished_records(self, cluster: str) -> list[JobRecord]:
         """Return the latest records of a cluster's jobs that have not ended, as far as known."""

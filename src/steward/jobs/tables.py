@@ -6,8 +6,9 @@ missed.
 
 Tables: ``job``, ``run`` and ``script``; ``launch`` (steps on nodes), ``accounted`` (imported steps)
 and ``line`` (accounting lines made of all), summed up in the tables of
-:mod:`steward.jobs.day_sums`; ``gap`` and ``missed`` (lost data); ``due`` (when to
-resolve a job id again), ``expired`` (before when jobs were deleted), ``outbox`` and ``cursor``.
+:mod:`steward.jobs.day_sums`, with the node index of :mod:`steward.jobs.node_runs`; ``gap`` and
+``missed`` (lost data); ``due`` (when to resolve a job id again), ``expired`` (before when jobs were
+deleted), ``outbox`` and ``cursor``.
 
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
@@ -26,10 +27,11 @@ from steward.core.sqlite import Connection
 from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
-from steward.jobs.day_sums import SUMS_SCHEMA
+from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
-from steward.jobs.lines import TABLE
+from steward.jobs.lines import STATE_INDEX, TABLE
+from steward.jobs.node_runs import NODES_SCHEMA
 from steward.jobs.run_merge import RunFacts
 
 
@@ -230,6 +232,8 @@ MIGRATIONS: Final = (
     """,
     _STORED_MISSED_JOBS.schema,
     SUMS_SCHEMA,
+    STATE_INDEX,
+    f"{NODES_SCHEMA}{RESTART_REBUILD}",
 )
 
 

@@ -111,7 +111,7 @@ _TASKS: Final = (
 
 COMPUTED_COLUMNS: Final = {
     # Without nodes, nothing is allocated (yet). Reading the node list only to test it takes time.
-    f"allocated_{name}": f"CASE WHEN step = '' AND coalesce(nodelist, '') = '' THEN 0 ELSE {name} END"
+    f"allocated_{name}": f"CASE WHEN step <> '' OR nodelist <> '' THEN {name} ELSE 0 END"
     for name in ("cpus", "nodes")
 }
 """SQL of columns that only expressions have."""

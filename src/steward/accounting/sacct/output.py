@@ -41,6 +41,7 @@ from steward.jobs.line_queries import (
     LineFilter,
 )
 from steward.jobs.line_sources import LineSource, Row, open_file_source, open_line_source
+from steward.slurm.nodelists import NodeListError, expand_nodelist
 from steward.slurm.times import load_zone
 
 _PIECE_LETTERS: Final = 256 * 1024
@@ -112,7 +113,7 @@ def format_lines(
         UsageError: The format or time format is invalid.
     """
     clock = _build_clock(zones, request.time_format, now)
-    nodes = _build_node_test(request.nodelist)
+    nodes = _build_node_test(line_filter.node_names)
     base = ("cluster", "job_id", *(("nodelist",) if nodes is not None else ()))
     printer: LinePrinter | None = None
     if request.form == "text":
@@ -177,13 +178,11 @@ def _build_columns(
     return [expressions.get(column, f'"{column}"') for column in columns]
 
 
-def _build_node_test(nodelist: str) -> Callable[[str | None], bool] | None:
+def _build_node_test(names: tuple[str, ...]) -> Callable[[str | None], bool] | None:
     """Return a test whether a node list contains a requested node; None if all nodes match."""
-    if not nodelist:
+    if not names:
         return None
-    from steward.slurm.nodelists import NodeListError, expand_nodelist
-
-    requested = frozenset(expand_nodelist(nodelist))
+    requested = frozenset(names)
     cache: dict[str, bool] = {}
 
     def meets(nodes: str | None) -> bool:

@@ -20,6 +20,7 @@ from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse_job_name
 from steward.jobs.line_queries import MAX_NAMED_JOBS, LineFilter, NamedJob, NumberRange
 from steward.slurm.job_states import expand_state
+from steward.slurm.nodelists import expand_nodelist
 from steward.slurm.times import load_zone, parse_time
 
 _STEPPED: Final = re.compile(r"(.+?)\.(batch|extern|interactive|[0-9]{1,10}(?:\+[0-9]{1,10})?)")
@@ -143,6 +144,7 @@ def build_line_filter(
         time_limit_s=_parse_limits(request),
         since_us=window.since_us,
         until_us=_FOREVER if is_any_time else window.until_us,
+        node_names=tuple(expand_nodelist(request.nodelist)) if request.nodelist else (),
         states=_normalize_texts(expand_state(state) for state in request.states),
         eligible_only=not request.jobs,
         whole_hetjob={"": None, "yes": True, "no": False}[request.whole_hetjob],

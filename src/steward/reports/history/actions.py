@@ -408,6 +408,7 @@ def list_node_jobs(
         # Include jobs that start at this very moment: the end of the filter is exclusive.
         until_us=to_micros(until) + 1,
         states=("RUNNING",),
+        node_names=(name,),
     )
     try:
         source = open_line_source(context.books.settings, line_filter, duplicates=True)
