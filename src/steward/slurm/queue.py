@@ -30,7 +30,6 @@ from steward.slurm.job_states import FINISHED, WAITING
 from steward.slurm.tres import parse_tres_amount
 from steward.slurm.users import NameResolver
 from steward.slurm.values import (
-    decode_text,
     parse_exit_status,
     parse_moment,
     parse_number,
@@ -404,18 +403,17 @@ class QueueFormat:
 
     def split_rows(self, out: bytes) -> Iterator[bytes]:
         """Yield the rows of squeue's output; the last may be incomplete if the output is."""
-        begin = 0
-        while True:
-            end = begin
-            for _ in self._user_fields:
-                end = out.find(self._text_end, end)
-                if end < 0:
-                    if begin < len(out):
-                        yield out[begin:]
-                    return
-                end += len(self._text_end)
-            yield out[begin:end]
-            begin = end + 1  # the newline
+        row_end = self._text_end + b"\n"
+        begin = next_begin = 0
+        while (end := out.find(row_end, next_begin)) >= 0:
+            next_begin = end + len(row_end)
+            row = out[begin : next_begin - 1]
+            # A text that begins with a newline is no end of a row.
+            if row.count(self._text_end) >= len(self._user_fields):
+                yield row
+                begin = next_begin
+        if begin < len(out):
+            yield out[begin:]
 
     def parse_job_id(self, row: bytes) -> int:
         """Return the raw job id of a row.
@@ -434,22 +432,19 @@ class QueueFormat:
         *slurm_parts, rest = row.split(b"\x1f", len(self._slurm_fields))
         if len(slurm_parts) != len(self._slurm_fields):
             raise ValueError(f"{len(slurm_parts)} of {len(self._slurm_fields)} fields of Slurm")
-        text_parts = rest.split(self._text_end)
+        slurm_texts = b"\x1f".join(slurm_parts).decode("ascii").split(_UNIT_SEPARATOR)
+        if len(rest) > MAX_FIELD_BYTES:
+            parts = rest.split(self._text_end)
+            rest = self._text_end.join(part[: self._max_field_bytes] for part in parts)
+        # Decoded at once: separators are ASCII, so no invalid bytes extend over one.
+        text_parts = rest.decode("utf-8", "backslashreplace").split(self._text_end.decode())
         if len(text_parts) != len(self._user_fields) + 1 or text_parts[-1]:
             raise ValueError(f"{len(text_parts) - 1} of {len(self._user_fields)} fields of users")
-        values = dict(
-            zip(self._slurm_fields, (field.decode("ascii") for field in slurm_parts), strict=True)
-        )
-        fields = dict(
-            zip(
-                self._user_fields,
-                (part[: self._max_field_bytes] for part in text_parts),
-                strict=False,
-            )
-        )
+        values = dict(zip(self._slurm_fields, slurm_texts, strict=False))
+        fields = dict(zip(self._user_fields, text_parts, strict=False))
         for name in self._widths:
-            fields[name] = fields[name].rstrip(b" ")
-        texts = {name: decode_text(field) for name, field in fields.items()}
+            fields[name] = fields[name].rstrip(" ")
+        texts = {name: "" if text == "(null)" else text for name, text in fields.items()}
         return _build_record(values, texts, resolver)
 
 
@@ -507,11 +502,11 @@ def _build_record(
         user=resolver.user(uid),
         gid=gid,
         group=resolver.group(gid),
-        account=texts["Account"],
-        partition=texts["Partition"],
-        qos=texts["QOS"],
+        account=sys.intern(texts["Account"]),
+        partition=sys.intern(texts["Partition"]),
+        qos=sys.intern(texts["QOS"]),
         state=state,
-        reason="" if texts["Reason"] == "None" else texts["Reason"],
+        reason="" if texts["Reason"] == "None" else sys.intern(texts["Reason"]),
         batch=values["BatchFlag"] == "1",
         array_job_id=int(values["ArrayJobID"]) if is_array else 0,
         array_task=values["ArrayTaskID"] if is_array else "",
@@ -538,9 +533,9 @@ def _build_record(
         nodelist=values["NodeList"],
         dependency=texts["Dependency"],
         reservation=texts["Reservation"],
-        submit_host=texts["AllocNodes"],
+        submit_host=sys.intern(texts["AllocNodes"]),
         command=texts["Command"],
-        work_dir=texts["WorkDir"],
+        work_dir=sys.intern(texts["WorkDir"]),
         stdin=texts["STDIN"],
         stdout=texts["STDOUT"],
         stderr=texts["STDERR"],
@@ -553,7 +548,7 @@ def _build_record(
         suspended_s=_compute_suspended_s(start, end, values.get("TimeUsed", "")),
         priority=parse_number(values.get("PriorityLong", "")),
         wckey=texts["WCKey"],
-        constraints=texts["Feature"],
+        constraints=sys.intern(texts["Feature"]),
         licenses=texts["Licenses"],
         container=texts.get("Container", ""),
         batch_host=_clear_placeholder(values.get("BatchHost", "")),

@@ -55,6 +55,7 @@ def count_gpus(text: str) -> int:
     return amounts.get(_GPU, typed)
 
 
+@lru_cache(maxsize=8192)
 def parse_tres_amount(name: str, amount: str) -> int | None:
     """Parse one amount, in MiB for ``mem`` and burst buffers; None if malformed."""
     match = _AMOUNT.fullmatch(amount)

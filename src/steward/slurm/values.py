@@ -23,12 +23,14 @@ def decode_text(raw: bytes) -> str:
     return "" if value in _NO_TEXT else value
 
 
+@lru_cache(maxsize=8192)
 def parse_number(raw: str) -> int | None:
     """Parse a count: "4", "0", "1-4" (the minimum); None if not a number."""
     digits = raw.partition("-")[0]
     return int(digits) if _is_digits(digits) else None
 
 
+@lru_cache(maxsize=8192)
 def parse_moment(raw: str) -> datetime | None:
     """Parse a time that a command wrote under TZ=UTC ("2026-11-21T09:54:21"); None if unset."""
     if raw in _NO_TIME:
@@ -39,6 +41,7 @@ def parse_moment(raw: str) -> datetime | None:
         return None
 
 
+@lru_cache(maxsize=8192)
 def parse_seconds(raw: str) -> int | None:
     """Parse a time limit ("5:00", "2-12:00:00") into seconds; None for UNLIMITED and such."""
     days, dash, clock = raw.partition("-")
