@@ -184,9 +184,7 @@ def _default_of(field: Any) -> Any:
 
 
 def _default(value: Any) -> str:
-    if value is None:
-        return "built in"
-    if value in ("", (), {}):
+    if value in (None, "", (), {}):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -9,7 +9,7 @@ class AccountingSettings(Section, frozen=True, kw_only=True):
     Attributes:
         type: Plugins by type, separated by commas: ``jobacct/log``, ``jobacct/none``, or one from
             another package (JobAcctType).
-        location: Where a plugin writes; ``<state_dir>/joblog`` if empty (JobAcctLoc).
+        location: Directory that a plugin writes to; ``<state_dir>/joblog`` if empty (JobAcctLoc).
         parameters: Options of plugins, as ``name=value`` separated by commas (JobAcctParameters).
         close_after_days: Days from the end of a day until that day of the job log is closed.
         hook_timeout_s: Maximum run time of a plugin's hook, in seconds.
@@ -29,8 +29,7 @@ class MailSettings(Section, frozen=True, kw_only=True):
         program: The previous MailProg (``/usr/bin/mail``), called as Slurm would, with the longer
             text. A program called ``sendmail``, ``msmtp`` or ``ssmtp`` gets a whole message, with
             its recipients in the header.
-        sender: From address, passed to a ``sendmail`` only; the user that slurmctld runs as if
-            empty.
+        sender: From address, passed to a ``sendmail`` only; if empty, the user of slurmctld.
     """
 
     program: str = "/usr/sbin/sendmail"

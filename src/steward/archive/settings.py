@@ -36,8 +36,7 @@ class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag="")
 class LimitSettings(Section, frozen=True, kw_only=True):
     """[archive.sink.NAME.limit.LIMIT]: retention and quota of users or accounts in a files sink.
 
-    Eviction removes the oldest scripts first, as ``retention_days`` does. If several limits apply,
-    each holds.
+    Eviction removes the oldest scripts first. All limits apply.
 
     Attributes:
         users: User names at submit. Default: all users.

@@ -33,7 +33,7 @@ class RulesSettings(Section, frozen=True, kw_only=True):
         directories: Directories of rule files; every ``*.yaml`` in them is a rule. ``shipped`` are
             the rules that come with Steward, which those of the same name replace.
         most_nodes_percent: Maximum share of a cluster's nodes, in percent, that all rules together
-            may take away; a rule may set a lower share for itself.
+            may take out of service; a rule may set a lower share for itself.
     """
 
     mode: Literal["off", "dry-run", "on"] = "off"

@@ -25,9 +25,9 @@ class BankPartitionSettings(Section, frozen=True, kw_only=True):
     """[bank.partition.NAME]: settings that differ for one partition.
 
     Attributes:
-        unpaid: What happens to a queued job with insufficient funds; None as in [bank].
-        policy: Outage policy of the plugin for jobs in this partition; None as in [gate].
-        over_limit: Whether time past the time limit is charged; None as in [bank].
+        unpaid: Treatment of a queued job with insufficient funds; if unset, as in [bank].
+        policy: Outage policy for jobs in this partition; if unset, as in [gate].
+        over_limit: Price of the time past the time limit; if unset, as in [bank].
     """
 
     unpaid: UnpaidRule | None = None
@@ -39,8 +39,9 @@ class RejectionSettings(Section, frozen=True, kw_only=True):
     """[bank.rejection.ACCOUNT]: QOS or partition of an account's jobs instead of a rejection.
 
     Attributes:
-        qos: Admit the job under this QOS and tell its user; "" leaves the QOS.
-        partition: Send the job to this partition and tell its user; "" leaves the partition.
+        qos: QOS under which the gate admits the job, with a message; if empty, the requested one.
+        partition: Partition in which it admits the job, with a message; if empty, the requested
+            one.
     """
 
     qos: str = ""
@@ -73,8 +74,8 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
         token_file: File that holds the token for ``Authorization: Token …``.
         tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
         balance_age_s: Maximum age of an account's balance from the server, in seconds; for an
-            older one ``[gate] policy`` applies. The server is polled all the time, and the ledger's
-            balances follow it. 0 leaves balances to the ledger.
+            older one ``[gate] policy`` applies. Steward polls the server, and sets the ledger's
+            balances accordingly. 0 leaves balances to the ledger.
     """
 
     url: str = ""
@@ -98,15 +99,18 @@ class BankSettings(Section, frozen=True, kw_only=True):
         password_file: File that holds the database's password.
         unit: Name of the unit.
         decimals: Number of decimals that amounts are shown with, 0 to 6.
-        unknown_accounts: Whether to admit jobs under accounts that the bank does not have.
+        unknown_accounts: Decision about jobs under accounts that the bank does not have:
+            ``reject`` or ``allow``.
         default_account: Account of jobs that name none, if no slurmdbd has a default.
         exempt: Users whose jobs are never rejected, in addition to root, SlurmUser and
             operators; their jobs are priced and charged as usual.
         hold_share: Share of an account's balance and credit that one user's holds may take, of 1.
         arrays: Whether an array's hold covers all its tasks (``full``), those that may run
             at once (``running``), or each task when it starts (``start``).
-        unpaid: What happens to a queued job with insufficient funds.
-        over_limit: Whether time past the time limit is charged.
+        unpaid: Treatment of a queued job with insufficient funds: ``hold``, ``cancel``, ``credit``
+            or ``warn``, see docs/bank-operate.md.
+        over_limit: Price of time past the time limit, as far as Slurm tolerates it: ``free``, or
+            ``charge`` as before it.
         suspended: Whether suspended time is charged.
         warn_percent: Used shares of an allocation, in percent, at which notices are sent.
         warn_days: Days before an allocation's end at which a notice is sent.
@@ -143,7 +147,7 @@ class GateSettings(Section, frozen=True, kw_only=True):
     """[gate]: process that slurmctld's submit plugin asks.
 
     Attributes:
-        policy: Outage policy: what the plugin does when the gate does not answer.
+        policy: Outage policy, if the gate does not answer: ``allow`` or ``deny`` the job.
         timeout_ms: Longest wait of the plugin, connection included, in milliseconds.
         plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
         listen: Address and port for gates on other hosts that ask this one, each for the clusters

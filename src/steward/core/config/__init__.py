@@ -83,11 +83,11 @@ class AccessSettings(Section, frozen=True, kw_only=True):
     """[access]: roles in addition to those that Slurm defines.
 
     Attributes:
-        operators: Users that may see everything, for sites without slurmdbd.
-        administrators: Users that may change what only Slurm's administrators may.
+        operators: Users with the rights of operators, for sites without slurmdbd.
+        administrators: Users with the rights of administrators, for sites without slurmdbd.
         coordinators_read_scripts: Whether an account's coordinators may read its scripts.
-        munge_users: Users that Steward may run as on the other side of [receive] and [forward],
-            beside root and its user here.
+        munge_users: Users of the Stewards at the other end of [receive] and [forward], in addition
+            to root and the user of this one.
     """
 
     operators: tuple[str, ...] = ()
