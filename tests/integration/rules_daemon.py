@@ -118,7 +118,7 @@ class Storm:
         for picture in pictures(self._nodes, looks):
             now = datetime.now(UTC)
             changes = compare_snapshots(
-                self._before, picture, source="reconcile", at=now, since=now
+                self._before, picture, source="interval", at=now, since=now
             )
             self._before = picture
             self._store.store_changes(changes, now)

@@ -106,7 +106,7 @@ def test_down_while_slurmctld_is_killed_comes_after_the_restart(
         cluster.restart_controller()
         wait_until(lambda: watching.replayed().get("node3", "").startswith("DOWN"), 60)
     told = watching.of_node("node3")
-    assert [(body.old_state, body.source) for body in told[1:2]] == [("IDLE", "reconcile")]
+    assert [(body.old_state, body.source) for body in told[1:2]] == [("IDLE", "interval")]
     assert sum(body.failed for body in told) == 1
     restarted = [event.body for event in watching.events(CONTROLLER_STATE) if event.body.restarted]
     assert [(body.daemon, body.up) for body in restarted] == [("slurmctld", True)]
@@ -123,7 +123,7 @@ def test_a_slurmd_that_is_killed_while_slurmctld_is_away(
     cluster.restart_controller()
     wait_until(lambda: watching.replayed()["node3"].startswith("DOWN"), 60)
     down = [body for body in watching.of_node("node3") if body.state.startswith("DOWN")]
-    assert down[0].source in ("reconcile", "trigger")
+    assert down[0].source in ("interval", "trigger")
     watching.settle()
 
 

@@ -141,7 +141,7 @@ def test_events_replayed_are_what_slurm_shows_whoever_is_killed(watching: Watchi
     assert len(keys) == len(set(keys))
     restarts = [event for event in watching.events(CONTROLLER_STATE) if event.body.restarted]
     assert len(restarts) <= storm.kills["slurmctld"]
-    sources = dict.fromkeys(("trigger", "reconcile", "start"), 0)
+    sources = dict.fromkeys(("trigger", "interval", "start"), 0)
     for event in told:
         sources[event.body.source] += 1
     print(

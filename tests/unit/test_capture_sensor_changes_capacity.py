@@ -18,7 +18,7 @@ def told(
     before: NodeFacts | None, after: NodeFacts | None, *, usage: bool = False
 ) -> list[ObjectChange]:
     pictures = [{NODE_STATE: {"n1": one} if one else {}} for one in (before, after)]
-    return compare_snapshots(*pictures, source="reconcile", at=NOON, usage=usage)
+    return compare_snapshots(*pictures, source="interval", at=NOON, usage=usage)
 
 
 def body(changes: list[ObjectChange]) -> NodeState:

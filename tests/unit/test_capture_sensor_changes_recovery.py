@@ -24,7 +24,7 @@ def told(*states: str, usage: bool = True) -> list[NodeState]:
             for change in compare_snapshots(
                 {NODE_STATE: known},
                 {NODE_STATE: {"n1": NodeFacts(state=state)}},
-                source="reconcile",
+                source="interval",
                 at=NOON,
                 usage=usage,
             ):
@@ -90,7 +90,7 @@ def test_only_what_the_state_does_not_show_is_kept() -> None:
     shown = NodeFacts(state="DOWN")
     assert (
         compare_snapshots(
-            {NODE_STATE: {"n1": shown}}, {NODE_STATE: {"n1": shown}}, source="reconcile", at=NOON
+            {NODE_STATE: {"n1": shown}}, {NODE_STATE: {"n1": shown}}, source="interval", at=NOON
         )
         == []
     )

@@ -47,7 +47,7 @@ def test_a_change_says_what_it_was_before_and_why(site: SensorRun) -> None:
     body = event.body
     assert (body.node, body.old_state, body.state) == ("n1", "IDLE", "DOWN+NOT_RESPONDING")
     assert (body.reason, body.reason_user, body.reason_at) == ("Not responding", "slurm", at)
-    assert (body.failed, body.source, body.partitions) == (True, "reconcile", ("main",))
+    assert (body.failed, body.source, body.partitions) == (True, "interval", ("main",))
     assert (event.at, event.source) == (at, "sensor")
 
 
@@ -146,7 +146,7 @@ def test_what_a_trigger_reports_is_told_though_it_has_passed(
     ]
     # A state that a poll showed is reported once, however late its trigger is.
     site.shown.states["n1"] = "IDLE+DRAIN"
-    assert told() == [("n1", "IDLE+DRAIN", "reconcile", False)]
+    assert told() == [("n1", "IDLE+DRAIN", "interval", False)]
     assert told("drained n1") == []
     site.shown.states["n1"] = "IDLE"
     assert told("resume n1") == [("n1", "IDLE", "trigger", False)]

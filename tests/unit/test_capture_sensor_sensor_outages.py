@@ -55,7 +55,7 @@ def test_slurmctld_away_is_no_change(site: SensorRun) -> None:
     assert kinds == [CONTROLLER_STATE, NODE_STATE]
     started = site.told.events[0].body
     assert (started.up, started.restarted, started.daemon) == (True, True, "slurmctld")
-    assert site.told.events[1].body.source == "reconcile"
+    assert site.told.events[1].body.source == "interval"
 
 
 def test_a_trigger_whose_poll_fails_is_told_at_the_next_one(site: SensorRun) -> None:
@@ -186,7 +186,7 @@ def test_a_restart_between_two_looks_is_noticed_by_its_own_trigger(site: SensorR
     site.shown.states["n1"] = "DOWN"
     site.turn("primary_slurmctld_resumed_operation", "down", after_s=0.6)
     assert [event.kind for event in site.told.events] == [CONTROLLER_STATE, NODE_STATE]
-    assert site.told.events[1].body.source == "reconcile"
+    assert site.told.events[1].body.source == "interval"
     assert site.kept == kept + 1, "triggers that it lost are set again"
 
 

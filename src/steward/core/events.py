@@ -77,7 +77,7 @@ class BankThreshold(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
 
 
-PollCause = Literal["trigger", "reconcile", "start"]
+PollCause = Literal["trigger", "interval", "start"]
 """Cause of a sensor poll: a report from slurmctld, the timer or slurmctld's start, our start."""
 
 
@@ -139,7 +139,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     reason_user: str = ""
     reason_at: datetime | None = None
     old_reason: str = ""
-    source: PollCause = "reconcile"
+    source: PollCause = "interval"
     failed: bool = False
     recovered: bool = False
     partitions: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     state: str
     old_state: str = ""
-    source: PollCause = "reconcile"
+    source: PollCause = "interval"
 
 
 class ReservationState(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +188,7 @@ class ReservationState(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
     users: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    source: PollCause = "reconcile"
+    source: PollCause = "interval"
 
 
 class RuleExecution(msgspec.Struct, frozen=True, kw_only=True):

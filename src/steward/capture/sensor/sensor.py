@@ -416,10 +416,10 @@ class ClusterSensor:
         self._store.store_changes(changes, at, silent=self._is_standing_by)
 
     def _find_cause(self, events: set[str], *, was_away: bool) -> PollCause:
-        """Return the cause of a poll's changes: "reconcile" after an outage or restart."""
+        """Return the cause of a poll's changes: "interval" after an outage or restart."""
         if self._is_first:
             return "start"
-        return "trigger" if any(map(_is_node_event, events)) and not was_away else "reconcile"
+        return "trigger" if any(map(_is_node_event, events)) and not was_away else "interval"
 
     def _query_snapshot(self, *, is_complete: bool) -> ClusterSnapshot:
         """Query nodes, and partitions and reservations for a complete poll."""
