@@ -13,8 +13,7 @@ appends the events. :meth:`JobsConsumer.tick` does the same for job ids whose wa
 of lines existed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Final
@@ -139,11 +138,12 @@ class JobsConsumer(DatabaseConsumer):
         """
         self._send_events(append)
         with translate_errors(self._path):
-            due = self._list_due()
+            wait_s = self._get_wait_s()
+            due = {} if wait_s > 0 else self._list_due()
             unpublished = {} if due or self._is_backfilled else self._list_unpublished()
             self._is_backfilled = not due and not unpublished
         if not due and not unpublished:
-            return 0.0 if self._continue_rebuild() else self._get_wait_s()
+            return 0.0 if self._continue_rebuild() else max(wait_s, 0.1)
         with self._open_transaction() as new_events:
             for cluster, job_ids in (due or unpublished).items():
                 writes = WriteBatch(self._connection)
@@ -176,8 +176,9 @@ class JobsConsumer(DatabaseConsumer):
     def _list_due(self) -> dict[str, list[int]]:
         """Return job ids whose waiting time is over, by cluster."""
         rows = self._connection.execute(
-            "SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT ?",
-            (to_micros(self._clock()), _CHUNK),
+            # With a bound LIMIT, SQLite would compile the statement again at each use.
+            f"SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT {_CHUNK}",  # noqa: S608 -- a number
+            (to_micros(self._clock()),),
         )
         return _group_by_cluster(rows)
 
@@ -189,26 +190,27 @@ class JobsConsumer(DatabaseConsumer):
         return _group_by_cluster(rows)
 
     def _get_wait_s(self) -> float:
-        """Return seconds until the next job id is due, at most an hour."""
+        """Return seconds until the next job id is due, 0 if one is, at most an hour."""
         (at_us,) = self._connection.execute("SELECT min(at) FROM due").fetchone()
         if at_us is None:
             return 3600.0
         wait_s: float = (at_us - to_micros(self._clock())) / 1e6
-        return min(3600.0, max(0.1, wait_s))
+        return min(3600.0, max(0.0, wait_s))
 
-    @contextmanager
-    def _open_transaction(self) -> Iterator[list[Event]]:
-        """Open a transaction that survives a power loss, because the journal will hold its results.
+    def _send_events(self, append: Append) -> None:
+        """Append the stored events, then delete them without a sync.
 
-        Other transactions are not synced: the journal replays what a power loss takes of them.
+        A power loss may only take a deletion. Other transactions survive it, because the journal
+        will hold their results.
         """
+        if not self._unsent:
+            return
         with translate_errors(self._path):
-            self._connection.execute("PRAGMA synchronous=FULL")
-        try:
-            with super()._open_transaction() as new_events:
-                yield new_events
-        finally:
             self._connection.execute("PRAGMA synchronous=NORMAL")
+        try:
+            super()._send_events(append)
+        finally:
+            self._connection.execute("PRAGMA synchronous=FULL")
 
     def _apply_job_events(self, events: Sequence[Event]) -> list[Event]:
         """Add events to the groups of their job ids; return the events to append."""
@@ -229,7 +231,9 @@ class JobsConsumer(DatabaseConsumer):
                     writes.put_new_script(cluster, event.key, event.body)
                 else:
                     events_by_id[job_id] = job_events
-            groups = self._load_groups(cluster, events_by_id) if events_by_id else {}
+            if not events_by_id:
+                continue
+            groups = self._load_groups(cluster, events_by_id)
             for job_id, group in groups.items():
                 for event in drop_expired_events(
                     self._connection, cluster, group, events_by_id[job_id]
