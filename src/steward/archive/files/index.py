@@ -237,7 +237,10 @@ _UPDATE_SCRIPT = (
     "WHERE key = ? AND cluster = ?"
 )
 _get_changing_values = operator.attrgetter(*_MUTABLE_COLUMNS, "key", "cluster")
-_CHUNK = 400
+_SELECT_REFS = (
+    f"SELECT {', '.join(f'script.{name}' for name in FileRow.__struct_fields__)} "  # noqa: S608 - our own names
+    "FROM json_each(?) AS ref CROSS JOIN script ON script.key = ref.value AND script.cluster = ?"
+)
 # A batch of capture fits into one query; a resend may be larger.
 _MAX_NUMBERS = 2000
 
@@ -327,13 +330,9 @@ class FilesRecords:
             by_cluster.setdefault(cluster, []).append(key)
         rows: dict[FileRef, FileRow] = {}
         for cluster, keys in by_cluster.items():
-            for start in range(0, len(keys), _CHUNK):
-                chunk = keys[start : start + _CHUNK]
-                marks = ", ".join("?" * len(chunk))
-                sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
-                for values in self.query(sql, *chunk, cluster):
-                    row = FileRow(*values)
-                    rows[row.cluster, row.key] = row
+            for values in self.query(_SELECT_REFS, msgspec.json.encode(keys).decode(), cluster):
+                row = FileRow(*values)
+                rows[row.cluster, row.key] = row
         return rows
 
     def select_rows(self, where: str, *parameters: object) -> list[FileRow]:

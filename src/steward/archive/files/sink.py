@@ -243,6 +243,7 @@ class FilesSink:
         self._access_updater = AccessUpdater(self._tree, self._records, self._layout)
         self._applied_count = 0
         self._oldest_wait_ns = 0
+        self._has_access_changes = True
         self._losses: list[Rejected] = []
         self._next_owner_check = 0.0
         self._next_group_check = 0.0
@@ -411,12 +412,15 @@ class FilesSink:
     def _mark_changes(self, changes: Iterable[AccessChange]) -> None:
         for uid, user, shut in changes:
             self._owners.set_access(uid, user, revoke=shut)
+            self._has_access_changes = True
 
     def _update_access(self) -> bool:
-        if not self._access_updater.has_queued_changes():
-            return False
-        with self._use_tree():
-            return self._access_updater.apply_page(self._filing.gids)
+        if self._has_access_changes and self._access_updater.has_queued_changes():
+            with self._use_tree():
+                self._has_access_changes = self._access_updater.apply_page(self._filing.gids)
+        else:
+            self._has_access_changes = False
+        return self._has_access_changes
 
     @contextlib.contextmanager
     def _use_tree(self) -> "Iterator[None]":
