@@ -1,5 +1,7 @@
 """Day sums: they equal a recount of the lines after any facts, and reports with them the lines."""
 
+import shutil
+import zoneinfo
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +27,7 @@ from steward.jobs.day_sum_queries import open_day_sums
 from steward.jobs.day_sums import (
     add_cluster,
     continue_rebuild,
+    describe_zone,
     find_incomplete_cluster,
     track_lines,
 )
@@ -32,6 +35,7 @@ from steward.jobs.line_queries import LineFilter
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.times import load_zone
 
 DAY = 86_400
 HOUR = 3600
@@ -145,6 +149,66 @@ def test_a_change_of_zone_rebuilds_the_sums_in_parts(
         assert read_sums(copy) == recount(copy)
         assert len({row[1] for row in copy.execute("SELECT * FROM day_sum")}) == 4
         assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is not None
+
+
+@pytest.fixture
+def zones(tmp_path: Path) -> Iterator[Path]:
+    """Make a directory the only source of zones, as a new tzdata would."""
+    directory = tmp_path / "zones" / "Europe"
+    directory.mkdir(parents=True)
+    yield directory
+    zoneinfo.reset_tzpath()
+    zoneinfo.ZoneInfo.clear_cache()
+    load_zone.cache_clear()
+    describe_zone.cache_clear()
+
+
+def test_changed_rules_of_a_zone_rebuild_the_sums_under_the_same_name(
+    tmp_path: Path, zones: Path
+) -> None:
+    books = open_books(tmp_path, "Europe/Paris")
+    ended = {"start": at(10), "end": DAY, "seen": DAY}
+    books.take(record(1, 0, "COMPLETED", cpus=1, nodes=1, **ended))
+    books.consumer.close()
+    cluster = {"c1": ClusterSettings(timezone="Europe/Paris")}
+    sources = {
+        name: next(path for path in (Path(top, name) for top in zoneinfo.TZPATH) if path.exists())
+        for name in ("Europe/Paris", "America/Havana")
+    }
+    with closing(open_database(books.path, MIGRATIONS)) as copy:
+        before = read_sums(copy)
+        for zone, is_same in (("Europe/Paris", True), ("America/Havana", False)):
+            shutil.copy(sources[zone], zones / "Paris")
+            # As after a restart of the daemon.
+            zoneinfo.reset_tzpath(to=[str(zones.parent)])
+            zoneinfo.ZoneInfo.clear_cache()
+            load_zone.cache_clear()
+            describe_zone.cache_clear()
+            settings_of_zone = Settings(state_dir=str(tmp_path), cluster=cluster)
+            with closing(JobsConsumer(settings_of_zone)) as consumer:
+                assert (read_sums(copy) == before) is is_same
+                while consumer.tick(books.said.extend) == 0.0:
+                    pass
+            assert (read_sums(copy) == before) is is_same
+            assert read_sums(copy) == recount(copy)
+
+
+def test_irregular_runs_that_began_after_a_period_are_not_read_for_it(tmp_path: Path) -> None:
+    books = open_books(tmp_path, "UTC")
+    # Fractions of a second make a run irregular.
+    for number, day in ((1, 1), (2, 4), (3, 9)):
+        times = {"start": at(day * DAY + 0.5), "end": day * DAY + HOUR, "seen": day * DAY + HOUR}
+        books.take(record(number, day * DAY, "COMPLETED", cpus=1, nodes=1, **times))
+    books.take(record(4, 4 * DAY, "COMPLETED", start=at(4 * DAY), end=5 * DAY, seen=5 * DAY))
+    with closing(books.consumer), closing(open_reader(books.path)) as reader:
+        irregular = reader.execute("SELECT count(*), min(start_us) FROM irregular").fetchone()
+        assert irregular == (3, us(DAY + 0.5))
+        sums = open_day_sums(reader, "c1", [us(3.5 * DAY), us(6 * DAY)])
+        assert sums is not None
+        assert {job_id for job_id, _, _ in sums.list_irregular()} == {2}
+        query = sums.select_jobs()
+        job_ids = {job_id for (job_id,) in reader.execute(query.sql, query.values)}
+        assert job_ids - {4} == {2}
 
 
 @st.composite

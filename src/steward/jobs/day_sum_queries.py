@@ -113,7 +113,7 @@ class DaySums:
             f"{of_lines} AND end_us = 0 AND start_us > 0 AND start_us < {until_us}",
             (
                 "SELECT job_id FROM irregular "  # noqa: S608 -- numbers
-                f"WHERE cluster = $of_cluster AND end_us >= {since_us}"
+                f"WHERE cluster = $of_cluster AND end_us >= {since_us} AND start_us < {until_us}"
             ),
         ]
         for begin_us, end_us in self.edges:
@@ -137,10 +137,11 @@ class DaySums:
         return absent_us, absent_us
 
     def list_irregular(self) -> set[FullRunKey]:
-        """Return the ended runs of the periods that no sum includes, and later ones."""
+        """Return the ended runs of the periods that no sum includes."""
         rows = self._connection.execute(
-            "SELECT job_id, submit_us, restarts FROM irregular WHERE cluster = ? AND end_us >= ?",
-            (self._cluster, self.bounds_us[0]),
+            "SELECT job_id, submit_us, restarts FROM irregular "
+            "WHERE cluster = ? AND end_us >= ? AND start_us < ?",
+            (self._cluster, self.bounds_us[0], self.bounds_us[-1]),
         )
         return set(rows.fetchall())
 

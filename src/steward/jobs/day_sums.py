@@ -15,6 +15,7 @@ Tables: ``summed`` (clusters with sums), ``summed_day`` (days with sums), ``day_
 The same functions maintain the node index (:mod:`steward.jobs.node_runs`).
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ _MAX_DAYS: Final = 400
 """Maximum number of days of a regular run: a wrong start time must not write thousands of rows."""
 _MAX_AMOUNT: Final = 1 << 24
 """Maximum of CPUs, GPUs and nodes of a regular run, so that no sum exceeds 64 bits."""
+_RULES_S: Final = range(631_152_000, 2_840_140_800, 86_400)
+"""Days of which a zone's rules are compared: 1990 to 2060."""
 REBUILD_JOBS: Final = 2000
 """Number of job ids that one step of a rebuild sums."""
 
@@ -57,11 +60,13 @@ class SummedCluster(msgspec.Struct, frozen=True, kw_only=True):
         cluster: Cluster name.
         zone: IANA name of the zone that its days are cut in; "" for a zone without a name.
         upto: Job ids up to this one are summed: :data:`COMPLETE`, or progress of a rebuild.
+        rules: Digest of the zone's rules, which a new tzdata or /etc/localtime can change.
     """
 
     cluster: str
     zone: str
     upto: int
+    rules: str = ""
 
 
 class SummedDay(msgspec.Struct, frozen=True):
@@ -121,9 +126,10 @@ class IrregularRun(msgspec.Struct, frozen=True):
     submit_us: int
     restarts: int
     end_us: int
+    start_us: int = 0
 
 
-_SUMMED: Final = Table(SummedCluster, "summed", key="cluster")
+_SUMMED: Final = Table(SummedCluster, "summed", key="cluster", later=("rules",))
 _DAYS: Final = Table(SummedDay, "summed_day", key="cluster, begin_us")
 _KEY: Final = "cluster, begin_us, account, user, uid, partition, qos"
 _SUMS: Final = Table(DaySum, "day_sum", key=_KEY)
@@ -134,7 +140,15 @@ _IRREGULAR: Final = Table(
     *(IrregularRun, "irregular"),
     key="cluster, job_id, submit_us, restarts",
     indexes={"by_end": Index("cluster, end_us")},
+    later=("start_us",),
 )
+ZONE_RULES: Final = f"""
+    {_SUMMED.additions[0]}
+    {_IRREGULAR.additions[0]}
+    DROP INDEX irregular_by_end;
+    CREATE INDEX irregular_by_times ON irregular (cluster, end_us, start_us);
+"""
+"""Script that adds the later columns. Sums of a cluster without rules are rebuilt."""
 RESTART_REBUILD: Final = """
     DELETE FROM summed_day;
     DELETE FROM day_sum;
@@ -208,23 +222,25 @@ _RunLines = dict[FullRunKey, list[_RunLine]]
 
 
 def add_cluster(connection: Connection, cluster: str, zone: str) -> None:
-    """Begin to sum a cluster, or sum it again if its zone changed, inside a transaction.
+    """Begin to sum a cluster, or sum it again if its zone or the zone's rules changed.
+
+    The caller has begun a transaction.
 
     Args:
         connection: Connection to jobs.db.
         cluster: Cluster name.
         zone: IANA name of its zone; "" for this host's.
     """
-    name = _resolve_zone_name(zone)
+    name, rules = describe_zone(zone)
     summed = _read_summed(connection, cluster)
-    if summed is not None and summed.zone == name:
+    if summed is not None and (summed.zone, summed.rules) == (name, rules):
         return
     for table in _TABLES:
         connection.execute(f"DELETE FROM {table.name} WHERE cluster = ?", (cluster,))  # noqa: S608 -- our own names
     drop_node_runs(connection, cluster)
     has_lines = connection.execute("SELECT 1 FROM line WHERE cluster = ? LIMIT 1", (cluster,))
     upto = 0 if has_lines.fetchone() else COMPLETE
-    _SUMMED.insert(connection, SummedCluster(cluster=cluster, zone=name, upto=upto))
+    _SUMMED.insert(connection, SummedCluster(cluster=cluster, zone=name, upto=upto, rules=rules))
 
 
 def list_complete_clusters(connection: Connection) -> set[str]:
@@ -313,8 +329,9 @@ class _Changes:
         gpus = count_gpus(line.tres_allocated)
         days = _cut_regular(run, gpus, self._zone)
         if not days:
+            start_us = min(piece.start_us for piece in run if piece.start_us)
             end_us = max(max(piece.start_us, piece.end_us) for piece in run)
-            self.irregular[sign].append(IrregularRun(self._cluster, *key, end_us))
+            self.irregular[sign].append(IrregularRun(self._cluster, *key, end_us, start_us))
             return
         group = line[4:9]
         last = days[-1]
@@ -357,7 +374,7 @@ def _write_changes(
     if before:
         connection.executemany(_DROP_EMPTY, [key for key, amounts in rows if amounts[0] < 0])
         connection.executemany(_DROP_CROSSING, map(_CROSSING.encode, changes.crossing[-1]))
-        irregular = [_IRREGULAR.encode(run)[:-1] for run in changes.irregular[-1]]
+        irregular = [_IRREGULAR.encode(run)[:4] for run in changes.irregular[-1]]
         connection.executemany(_DROP_IRREGULAR, irregular)
     days = [SummedDay(cluster, *day) for day in changes.days]
     _DAYS.insert_all(connection, days, "ignore")
@@ -419,6 +436,32 @@ def _find_midnight(ordinal: int, zone: tzinfo) -> int:
 
 
 @lru_cache(maxsize=64)
+def describe_zone(zone: str) -> tuple[str, str]:
+    """Return the IANA name of a zone and the digest of its rules, for this process's lifetime."""
+    name = _resolve_zone_name(zone)
+    return name, _digest_rules(load_zone(name))
+
+
+def _digest_rules(zone: tzinfo) -> str:
+    """Return the digest of a zone's offsets, and of the times when they change."""
+    changes: list[tuple[int, float]] = []
+
+    def read_offset(at_s: int) -> float:
+        offset = datetime.fromtimestamp(at_s, zone).utcoffset()
+        return offset.total_seconds() if offset is not None else 0.0
+
+    last = read_offset(_RULES_S[0])
+    for day_s in _RULES_S:
+        if read_offset(day_s + _RULES_S.step) == last:
+            continue
+        for at_s in range(day_s, day_s + _RULES_S.step + 1, 900):
+            offset = read_offset(at_s)
+            if offset != last:
+                changes.append((at_s, offset))
+                last = offset
+    return hashlib.sha256(_encode([read_offset(_RULES_S[0]), changes])).hexdigest()[:16]
+
+
 def _resolve_zone_name(name: str) -> str:
     """Return the IANA name of a zone, also for this host's; "" if that has none."""
     _, _, host_name = os.path.realpath("/etc/localtime").rpartition("/zoneinfo/")

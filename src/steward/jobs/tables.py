@@ -27,7 +27,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
-from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA
+from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA, ZONE_RULES
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
 from steward.jobs.lines import STATE_INDEX, TABLE
@@ -234,6 +234,7 @@ MIGRATIONS: Final = (
     SUMS_SCHEMA,
     STATE_INDEX,
     f"{NODES_SCHEMA}{RESTART_REBUILD}",
+    ZONE_RULES,
 )
 
 
