@@ -158,23 +158,14 @@ def _make_share(
 
 
 ACCOUNT_GROUP: Final = ("account", "user", "uid")
-PARTITION_GROUP: Final = ("partition",)
-
-
-def _sum_shares(
-    shares: Iterable[UsageShare], group: UsageGroup
-) -> dict[tuple[int, GroupKey], UsageSum]:
-    """Sum shares by period, cluster and group."""
-    get_group = attrgetter("cluster", *group)
-    sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
-    for share in shares:
-        sums[share.period, get_group(share)].add_share(share)
-    return sums
 
 
 def report_accounts(shares: Iterable[UsageShare]) -> list[AccountRow]:
     """Report usage by account: a total row for each account, then its users, largest first."""
-    by_user = _sum_shares(shares, ACCOUNT_GROUP)
+    get_group = attrgetter("cluster", *ACCOUNT_GROUP)
+    by_user: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    for share in shares:
+        by_user[share.period, get_group(share)].add_share(share)
     by_account: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
     for (period, (cluster, account, _, _)), usage in by_user.items():
         total = by_account[period, cluster, account]
@@ -286,8 +277,22 @@ def report_partitions(runs: Iterable[RunPieces], periods: Periods) -> list[Parti
         return piece.cluster, piece.partition
 
     all_runs = list(runs)
-    usage = _sum_shares(share_runs(all_runs, periods, PARTITION_GROUP), PARTITION_GROUP)
     waits = collect_wait_times(all_runs, periods, key)
+    usage: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
+    for run in all_runs:
+        for piece in run:
+            partition_key = key(piece)
+            for period, seconds in periods.split_seconds(piece):
+                total = usage[period, partition_key]
+                total.add(piece, seconds)
+                total.jobs += len(run) == 1
+        if len(run) > 1:
+            # A resized run counts once in each partition and period.
+            groups = {
+                (period, key(piece)) for piece in run for period, _ in periods.split_seconds(piece)
+            }
+            for group in groups:
+                usage[group].jobs += 1
     return [
         PartitionRow(
             period=period,
