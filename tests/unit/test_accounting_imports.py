@@ -22,6 +22,7 @@ from steward.accounting.imports import (
     save_position,
 )
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
+from steward.core.imported import unpack_event
 from steward.core.records import JobRecord
 from steward.slurm import SlurmError
 from steward.slurm.commands import CommandRunner
@@ -83,6 +84,13 @@ def redact(record: JobRecord) -> JobRecord:
     return record
 
 
+class Taken(list[Event]):
+    """Events that an import appends, unpacked."""
+
+    def extend(self, events: Iterable[Event]) -> None:
+        super().extend(part for event in events for part in unpack_event(event))
+
+
 def take(books: Asked, places: Path, days: int, events: list[Event], known: int = 0) -> Any:
     return import_days(
         books,
@@ -99,7 +107,7 @@ def take(books: Asked, places: Path, days: int, events: list[Event], known: int 
 
 
 def test_a_day_without_rows_of_known_jobs_fails_the_import(tmp_path: Path) -> None:
-    events: list[Event] = []
+    events = Taken()
     taken = take(Asked([row(1)]), tmp_path / "places", 3, events, known=2)
     assert (taken.jobs, taken.unanswered, taken.exit_code) == (1, 4, 1)
     assert any("Problem getting jobs" in warning for warning in taken.list_warnings())
@@ -115,7 +123,7 @@ def test_a_row_that_cannot_be_parsed_fails_the_import(tmp_path: Path) -> None:
 
 def test_a_day_is_a_question_and_rows_are_events(tmp_path: Path) -> None:
     books = Asked([row(1), row(1, step="batch"), row(1, step="0"), row(2, state="RUNNING")])
-    events: list[Event] = []
+    events = Taken()
     taken = take(books, tmp_path / "places", 3, events)
     assert books.asked == [DAY, DAY + timedelta(days=1), DAY + timedelta(days=2)]
     assert (taken.jobs, taken.steps, taken.unfinished, taken.passed_over) == (1, 2, 1, 0)
@@ -124,16 +132,16 @@ def test_a_day_is_a_question_and_rows_are_events(tmp_path: Path) -> None:
     assert len({event.key for event in events}) == 3
     assert events[1].body.line.step == "batch"
     assert events[1].body.submit == events[0].body.record.submit
-    again: list[Event] = []
+    again = Taken()
     take(Asked([row(1), row(1, step="batch"), row(1, step="0")]), tmp_path / "places", 3, again)
     assert [event.key for event in again] == [event.key for event in events]
 
 
 def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
-    rows = [row(n, at=f"2026-11-2{n}T10:00:00") for n in range(4)]
+    rows = [row(n + 1, at=f"2026-11-2{n}T10:00:00") for n in range(4)]
     books = Asked(rows)
     books.fails_at = DAY + timedelta(days=2)
-    events: list[Event] = []
+    events = Taken()
     with pytest.raises(SlurmError):
         take(books, tmp_path / "places", 4, events)
     books.fails_at = None
@@ -141,7 +149,7 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     taken = take(books, tmp_path / "places", 4, events)
     assert taken.went_on == "2026-11-21"
     assert books.asked[0] == DAY + timedelta(days=1)
-    assert sorted({event.body.record.job_id for event in events}) == [0, 1, 2, 3]
+    assert sorted({event.body.record.job_id for event in events}) == [1, 2, 3, 4]
     books.asked.clear()
     take(books, tmp_path / "places", 4, events)
     assert books.asked[0] == DAY
@@ -155,7 +163,7 @@ def test_runs_of_a_requeued_job_are_counted(tmp_path: Path) -> None:
         row(7, at="2026-11-20T10:20:01", end="2026-11-20T10:30:00"),
         row(7, at="2026-11-20T20:00:00", end="2026-11-20T20:30:00"),
     ]
-    events: list[Event] = []
+    events = Taken()
     take(Asked(rows), tmp_path / "places", 1, events)
     runs = [event.body.record.restarts for event in events if event.kind == JOB_END]
     assert runs == [0, 1, 2, 0]  # the last is another job, whose id was used again
@@ -173,7 +181,7 @@ def test_a_file_is_read_with_what_is_no_row_in_it(tmp_path: Path) -> None:
         "",
     ]
     path.write_text("\n".join(lines))
-    events: list[Event] = []
+    events = Taken()
     maker = ImportEventMaker("c1", redact)
     places = str(tmp_path / "places")
     assert is_sacct_file(str(path))

@@ -68,6 +68,7 @@ def test_every_field_but_the_first_ones_has_a_default() -> None:
         "job.script": ["job_id", "spool_mtime_ns"],
         "job.seen": ["record"],
         "job.state": ["record"],
+        "jobs.imported": ["data", "runs", "steps"],
         "node.epilog": ["job_id", "node", "uid"],
         "node.gap": ["node", "why"],
         "node.prolog": ["job_id", "node", "uid"],

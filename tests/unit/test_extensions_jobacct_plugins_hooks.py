@@ -11,6 +11,7 @@ from harness.jobacct import TYPE, Recording, Scene, event, raw_events, run, scen
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
+    JOBS_IMPORTED,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
@@ -171,7 +172,7 @@ def test_events_of_hooks_that_do_nothing_are_not_even_read(scene: Scene) -> None
     scene.plugin = Ends  # type: ignore[assignment]
     made = scene.make()
     made.tick(lambda _: None)
-    assert made.kinds == {RUN_END}
+    assert made.kinds == {RUN_END, JOBS_IMPORTED}
     made.close()
 
 

@@ -1,11 +1,12 @@
 """Accounting imports: from slurmdbd, from a file of sacct, or from another job log.
 
-:func:`import_days`, :func:`import_sacct_file` and :func:`import_job_log` read the source and append
-events through :class:`ImportEventMaker`, which redacts secrets and counts restarts
-(:class:`RunCounter`): job.end for each ended run, step.accounted for each of its steps. Runs that
-have not ended are left to their own cluster. ``imports.json`` keeps the position of each import
-from slurmdbd or a file of sacct (:class:`ImportPosition`), so that an interrupted one continues.
-Importing something twice is harmless: events have idempotency keys.
+:func:`import_days`, :func:`import_sacct_file` and :func:`import_job_log` read the source and make
+events of ended runs and their steps through :class:`ImportEventMaker`, which redacts secrets and
+counts restarts (:class:`RunCounter`). They append these packed: one jobs.imported event for about
+1,000 of them. Runs that have not ended are left to their own cluster. ``imports.json`` keeps the
+position of each import from slurmdbd or a file of sacct (:class:`ImportPosition`), so that an
+interrupted one continues. Importing something twice is harmless: consumers know runs and steps by
+their keys.
 """
 
 import os
@@ -19,17 +20,18 @@ import msgspec
 
 from steward.accounting.errors import AccountingError
 from steward.core.actions import Answer
-from steward.core.consumers import Append
-from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
+from steward.core.consumers import Append, Rejected
+from steward.core.events import Event, utc_now
 from steward.core.files import describe_os_error, replace_file, resolve_path
+from steward.core.imported import make_imported_run, make_imported_step, pack_events
 from steward.core.layouts import format_count
 from steward.core.records import RUN_TIMES, USAGE_LINE_FIELDS, JobRecord, UsageLine
-from steward.core.timestamps import from_micros, to_micros
-from steward.core.usage import AccountedStep
+from steward.core.timestamps import from_micros
+from steward.jobs.event_intake import validate_event
 from steward.jobs.line_sources import SkippedLine, load_job_log
 from steward.jobs.run_merge import IMPORTED
 from steward.slurm.job_states import FINISHED, strip_state_suffix
-from steward.slurm.sacct import SACCT_NAME, SacctRow, parse_job_row, parse_step_row, read_sacct_file
+from steward.slurm.sacct import SacctRow, parse_job_row, parse_step_row, read_sacct_file
 from steward.slurm.users import NameResolver
 
 _MAX_POSITIONS: Final = 64
@@ -171,48 +173,38 @@ class ImportEventMaker:
         self._runs = RunCounter()
 
     def make_run_event(self, record: JobRecord) -> Event | None:
-        """Return the event of an ended run; None for a running one, which its cluster reports."""
-        submit, end = record.submit, record.end
-        if submit is None or end is None or strip_state_suffix(record.state) not in _END_STATES:
+        """Return the event of an ended run; None for a running one, which its cluster reports.
+
+        Raises:
+            Rejected: A number is out of range.
+        """
+        is_over = strip_state_suffix(record.state) in _END_STATES
+        if record.submit is None or record.end is None or not is_over:
             return None
         record = self._redact(self._runs.count_restarts(record))
-        submit_s = to_micros(submit) // 1_000_000
-        key = f"accounted:{record.job_id}:{submit_s}:{record.restarts}"
-        return self._build_event(JOB_END, key, end, JobFacts(record=record))
+        event = make_imported_run(record, self._cluster, IMPORTED, self._now())
+        validate_event(event)
+        return event
 
-    def make_step_event(self, record: JobRecord, line: UsageLine) -> Event | None:
-        """Return the event of a step of that run; None if the run has not ended."""
-        if record.submit is None or record.end is None:
-            return None
-        submit_s = to_micros(record.submit) // 1_000_000
+    def make_step_event(self, run: Event, line: UsageLine) -> Event:
+        """Return the event of a step of that run; raises as :meth:`make_run_event`."""
         texts = (line.name, line.submit_line)
         is_short = sum(map(len, texts)) <= _LONGEST_CACHED
         name, submit_line = (self._redact_cached if is_short else self._redact_texts)(*texts)
         if (name, submit_line) != texts:
             line = msgspec.structs.replace(line, name=name, submit_line=submit_line)
-        body = AccountedStep(job_id=record.job_id, submit=record.submit, line=line)
-        key = f"accounted:{record.job_id}.{line.step}:{submit_s}"
-        return self._build_event(STEP_ACCOUNTED, key, record.end, body)
+        event = make_imported_step(run, line)
+        validate_event(event)
+        return event
 
     def _redact_texts(self, name: str, submit_line: str) -> tuple[str, str]:
         """Redact the name and the submit line of a step."""
         record = self._redact(JobRecord(job_id=0, name=name, submit_line=submit_line))
         return record.name, record.submit_line
 
-    def _build_event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
-        """Build an event whose source is an import."""
-        return Event(
-            kind=kind,
-            cluster=self._cluster,
-            key=key,
-            at=at,
-            seen_at=self._now(),
-            source=IMPORTED,
-            body=body,
-        )
 
-
-_EVENTS_AT_ONCE: Final = 500
+_ROWS_AT_ONCE: Final = 1000
+"""Number of runs and steps from which one event is appended for them."""
 _DAY: Final = timedelta(days=1)
 
 ImportProgress = Callable[[int, int | None, str], None]
@@ -266,7 +258,7 @@ class RowSource(Protocol):
 
 
 class _ImportState:
-    """State of an import: the current job, and events not appended yet."""
+    """State of an import: the current run, and events not appended yet."""
 
     def __init__(
         self, maker: ImportEventMaker, resolver: NameResolver, append: Append, zone: tzinfo
@@ -277,7 +269,7 @@ class _ImportState:
         self._zone = zone
         self._events: list[Event] = []
         self._job: JobRecord | None = None
-        self._has_ended = False
+        self._run: Event | None = None
         self.jobs = 0
         self.steps = 0
         self.passed_over = 0
@@ -286,55 +278,60 @@ class _ImportState:
 
     def process_row(self, row: SacctRow, cluster: str) -> None:
         """Process a row; a step's row follows its job's."""
-        match = SACCT_NAME.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
-        if match is not None and match[5] is not None:
-            line = (
-                parse_step_row(row, self._job, cluster, self._zone)
-                if self._job is not None
-                else None
-            )
-            self._process_step_row(line, row)
+        if "." in (row.get("jobid") or row.get("jobidraw", "")):
+            self._process_step_row(row, cluster)
             return
         record = parse_job_row(row, self._resolver, self._zone)
         if record is None:
-            self._job = None
+            self._job = self._run = None
             self.passed_over += 1
         else:
             self.process_run(record)
 
     def process_run(self, record: JobRecord) -> None:
         """Process a run, whose steps follow."""
-        self._job = record
-        event = self._maker.make_run_event(record)
-        self._has_ended = event is not None
-        if event is None:
+        # All steps of a job are in the event of its run.
+        self.flush(least=_ROWS_AT_ONCE)
+        self._job, self._run = record, None
+        try:
+            self._run = self._maker.make_run_event(record)
+        except Rejected:
+            self._job = None
+            self.passed_over += 1
+            return
+        if self._run is None:
             self.unfinished += 1
         else:
             self.jobs += 1
-            self._events.append(event)
+            self._events.append(self._run)
 
-    def _process_step_row(self, line: UsageLine | None, row: SacctRow) -> None:
+    def _process_step_row(self, row: SacctRow, cluster: str) -> None:
         """Process a step's row, if it belongs to the current job."""
         job = self._job
+        line = None if job is None else parse_step_row(row, job, cluster, self._zone)
         raw = row.get("jobidraw", "").partition(".")[0]
         if job is None or line is None or (raw and raw != str(job.job_id)):
             self.passed_over += 1
-        elif self._has_ended:
+        else:
             self.process_step(line)
 
     def process_step(self, line: UsageLine) -> None:
         """Process a step of the last run."""
-        if self._job is not None and self._has_ended:
-            event = self._maker.make_step_event(self._job, line)
-            if event is not None:
-                self.steps += 1
-                self._events.append(event)
+        if self._run is None:
+            return
+        try:
+            event = self._maker.make_step_event(self._run, line)
+        except Rejected:
+            self.passed_over += 1
+            return
+        self.steps += 1
+        self._events.append(event)
 
     def flush(self, *, least: int = 1) -> bool:
         """Append the collected events if there are at least ``least``; return True if so."""
         if len(self._events) < least:
             return False
-        self._append(self._events)
+        self._append([pack_events(self._events)])
         self._events = []
         return True
 
@@ -387,7 +384,6 @@ def import_days(
         for row in source.rows(period_start, period_end):
             has_rows = True
             state.process_row(row, cluster)
-            state.flush(least=_EVENTS_AT_ONCE)
         state.flush()
         if not has_rows:
             # If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
@@ -450,7 +446,7 @@ def import_sacct_file(
                     continue
                 is_job = "." not in (row.get("jobid") or row.get("jobidraw", ""))
                 if is_job:
-                    if state.flush(least=_EVENTS_AT_ONCE):
+                    if state.flush(least=_ROWS_AT_ONCE):
                         save_position(positions_path, ImportPosition(name=name, done=str(previous)))
                     report(position, status.st_size, "bytes")
                     is_wanted = position > int(saved or 0) and _is_within(row, zone, window)
@@ -497,7 +493,6 @@ def import_job_log(
     is_wanted = False
     for number, line in enumerate(_read_lines(path, count_skipped), start=1):
         if line.step == "":
-            state.flush(least=_EVENTS_AT_ONCE)
             report(number, None, "lines")
             ended = from_micros(line.end_us) if line.end_us else None
             is_wanted = (

@@ -15,9 +15,11 @@ minute but compare marks of both databases and of slurmctld's state files.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from steward.bank.billing import (
     compute_charge,
@@ -47,6 +49,7 @@ from steward.core.events import (
     CONTROLLER_STATE,
     JOB_SEEN,
     JOB_STATE,
+    JOBS_IMPORTED,
     QUEUE_POLLED,
     RUN_END,
     RUN_START,
@@ -56,6 +59,7 @@ from steward.core.events import (
 from steward.core.records import JobRecord
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
+from steward.jobs.imported_runs import make_run_events, read_import
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 if TYPE_CHECKING:
@@ -116,7 +120,9 @@ class BankConsumer:
     """
 
     name = "bank"
-    kinds = frozenset({CONTROLLER_STATE, JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_POLLED})
+    kinds = frozenset(
+        {CONTROLLER_STATE, JOB_SEEN, JOB_STATE, JOBS_IMPORTED, QUEUE_POLLED, RUN_START, RUN_END}
+    )
     batch_events = _BATCH
 
     def __init__(
@@ -179,6 +185,7 @@ class BankConsumer:
             self._active_until = time.monotonic() + _ACTIVE_S
         self._gate_sync.refresh()
         is_full = len(events) >= self.batch_events
+        events = list(self._unpack_imports(events))
         for event in events:
             if event.kind == CONTROLLER_STATE and event.body.up:
                 # Licenses, GRES and weights may have changed with the restart.
@@ -206,6 +213,29 @@ class BankConsumer:
             t.move_cursor(self._cursor_name, upto)
         self._update_placement(confirmed)
         self._is_busy = is_full
+
+    def _unpack_imports(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yield the events; of imports the ends of runs that are not charged yet.
+
+        Runs that ended before the bank started are a backfill's.
+
+        Raises:
+            SqliteUnavailable: jobs.db cannot be read now.
+        """
+        for event in events:
+            if event.kind != JOBS_IMPORTED:
+                yield event
+            elif event.at >= self._bank_started:
+                for run in make_run_events(read_import(event, self._settings.state_dir)):
+                    if run.kind == RUN_END and not self._has_charge(run):
+                        body = msgspec.structs.replace(run.body, source="")
+                        yield msgspec.structs.replace(run, body=body)
+
+    def _has_charge(self, run: Event) -> bool:
+        """Return whether a run was charged, by Steward's own record of it."""
+        with self._ledger.reading() as t:
+            charges = list_own_charges(t, run.cluster, run.body.job_id)
+        return find_charge(run.body, charges) is not None
 
     def _confirm(self, events: Sequence[Event]) -> list[_JobEvent]:
         """Confirm the jobs of events to the gate; return the events with their open holds.

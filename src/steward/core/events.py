@@ -219,6 +219,7 @@ JOB_STATE: Final = "job.state"
 JOB_END: Final = "job.end"
 JOB_IDENTITY: Final = "job.identity"
 JOB_MISSED: Final = "job.missed"
+JOBS_IMPORTED: Final = "jobs.imported"
 STEP_START: Final = "step.start"
 TASK_EXIT: Final = "task.exit"
 STEP_END: Final = "step.end"
@@ -339,6 +340,20 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True):
     why: str = "bound"
 
 
+class ImportedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """jobs.imported: ended runs and their steps from other accounting, see ``imported.py``.
+
+    Attributes:
+        runs: Number of runs.
+        steps: Number of steps.
+        data: Compressed columns of their records.
+    """
+
+    runs: int
+    steps: int
+    data: bytes
+
+
 class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
     """archive.purge: delete these scripts, bytes and index entries, by retention or on request.
 
@@ -422,6 +437,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     JOB_END: JobFacts,
     JOB_IDENTITY: JobIdentity,
     JOB_MISSED: MissedJobs,
+    JOBS_IMPORTED: ImportedJobs,
     STEP_START: StepStart,
     TASK_EXIT: ExitedTasks,
     STEP_END: StepEnd,

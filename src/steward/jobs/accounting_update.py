@@ -151,14 +151,13 @@ class AccountingUpdate:
                 self._connection, group.cluster, (group.job_id, *view.key)
             )
         has_steps = bool(stored_steps)
-        source = "" if view.run.has_own_source else "slurmdbd"
         piece_events: list[RunEvent] = [
             view.make_event(group.job_id, piece) for piece in view.additional_records
         ]
         for event in (*piece_events, view.make_current_event(group.job_id)):
             is_piece = event.piece_end is not None
             is_latest = view.is_latest and not is_piece
-            line = build_run_line(group.cluster, event, is_latest=is_latest, source=source)
+            line = build_run_line(group.cluster, event, is_latest=is_latest, source=view.source)
             step_launches = changed_steps.get((view.key, line.piece_us), {})
             new_steps = [
                 _add_suspension(
@@ -195,7 +194,9 @@ class AccountingUpdate:
                 )
         for view in update.runs:
             launches = by_run.get(view.key, [])
-            event_maker.add_run(view, launches, is_silent=self._is_silent)
+            # Consumers of imported runs read them from jobs.imported themselves.
+            is_silent = self._is_silent or bool(view.source)
+            event_maker.add_run(view, launches, is_silent=is_silent)
             for row in launches:
                 if row.is_dirty or not row.is_published or row.is_only_start_published:
                     event_maker.add_launch(view, row)

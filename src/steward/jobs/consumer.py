@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.consumers import Append, DatabaseConsumer
+from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
@@ -28,6 +28,7 @@ from steward.core.events import (
     JOB_SCRIPT,
     JOB_SEEN,
     JOB_STATE,
+    JOBS_IMPORTED,
     NODE_GAP,
     STEP_ACCOUNTED,
     STEP_END,
@@ -35,9 +36,11 @@ from steward.core.events import (
     TASK_EXIT,
     ArchivePurge,
     Event,
+    EventError,
     MissedJobs,
     utc_now,
 )
+from steward.core.imported import unpack_event
 from steward.core.sqlite import Database, translate_errors
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, AccountingExpiry, Launch
@@ -82,7 +85,7 @@ class JobsConsumer(DatabaseConsumer):
         {
             *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, ARCHIVE_PURGE),
             *(STEP_START, TASK_EXIT, STEP_END, STEP_ACCOUNTED, NODE_GAP, JOB_MISSED),
-            ACCOUNTING_EXPIRE,
+            *(ACCOUNTING_EXPIRE, JOBS_IMPORTED),
         }
     )
     gather_s = 0.05
@@ -110,8 +113,7 @@ class JobsConsumer(DatabaseConsumer):
             SqliteUnavailable: The database cannot be written now.
             Rejected: An event's body is not what its kind promises.
         """
-        for event in events:
-            validate_event(event)
+        events = list(_unpack_events(events))
         super().apply(events, upto, append)
         if any(event.kind == ARCHIVE_PURGE for event in events):
             with translate_errors(self._path):
@@ -325,6 +327,17 @@ class JobsConsumer(DatabaseConsumer):
                     new_events += self._resolve_groups(event.cluster, groups, writes, event.seen_at)
                     writes.flush()
         return new_events
+
+
+def _unpack_events(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events, those of imports unpacked; reject what must not reach the database."""
+    for event in events:
+        try:
+            for part in unpack_event(event):
+                validate_event(part)
+                yield part
+        except EventError as error:
+            raise Rejected(str(error), event) from error
 
 
 def _get_lone_kind(event: Event) -> str:

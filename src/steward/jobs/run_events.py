@@ -383,6 +383,7 @@ class RunEventMaker:
             record=record,
             piece_end=record.end if is_piece else None,
             correction=is_correction,
+            source=view.source,
             suspended_before_s=0 if is_piece else view.suspended_before_s,
         )
         key = f"{kind}:{job_id}:{view.run.submit_us // 1_000_000}:{view.run.restarts}{key_suffix}"

@@ -14,7 +14,13 @@ from steward.core.records import JobRecord
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
 from steward.jobs.identity import SLACK_US, ResolvedJob
-from steward.jobs.run_merge import REQUEUED, RunFacts, fill_from_earlier_run, remove_private_text
+from steward.jobs.run_merge import (
+    IMPORTED,
+    REQUEUED,
+    RunFacts,
+    fill_from_earlier_run,
+    remove_private_text,
+)
 from steward.slurm.job_states import LOST, WAITING, strip_state_suffix
 from steward.slurm.slurmdbd import merge_resized_runs
 
@@ -53,6 +59,11 @@ class RunView(msgspec.Struct):
         """Key of the run within its job id."""
         return self.run.submit_us, self.run.restarts
 
+    @property
+    def source(self) -> str:
+        """Origin of its record, see ``UsageLine.source``."""
+        return "" if self.run.has_own_source else IMPORTED
+
     def make_event(self, job_id: int, piece: JobRecord | None = None) -> RunEvent:
         """Return the body of an event about the run or one of its pieces."""
         return RunEvent(
@@ -61,7 +72,7 @@ class RunView(msgspec.Struct):
             restarts=self.run.restarts,
             record=self.record if piece is None else piece,
             piece_end=None if piece is None else piece.end,
-            source="" if self.run.has_own_source else "slurmdbd",
+            source=self.source,
             suspended_before_s=self.suspended_before_s if piece is None else 0,
         )
 

@@ -15,6 +15,7 @@ from steward.core.databases import JOURNAL
 from steward.core.events import (
     ARCHIVE_RESEND,
     JOB_SCRIPT,
+    JOBS_IMPORTED,
     Event,
     EventError,
     UnreadableBody,
@@ -25,6 +26,8 @@ from steward.core.sqlite import Connection, open_reader, translate_errors
 _RATE_HOLDS_S = 60
 """Age, in seconds, above which a reported rate counts as 0."""
 _MAX_READ_BYTES = 4 << 20
+_UNPACKED = 40
+"""Size of an unpacked jobs.imported event, as a multiple of the packed one's."""
 """Approximate limit of one read, in bytes: decoded, it takes several times that in a consumer."""
 
 
@@ -295,6 +298,6 @@ def _take_bytes(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
     size = 0
     for row in rows:
         yield row
-        size += len(row[4])
+        size += len(row[4]) * (_UNPACKED if row[1] == JOBS_IMPORTED else 1)
         if size >= most_bytes:
             return

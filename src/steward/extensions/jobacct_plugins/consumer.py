@@ -19,6 +19,7 @@ from steward.core.consumers import Append, DatabaseConsumer
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
+    JOBS_IMPORTED,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
@@ -46,8 +47,8 @@ _BATCH_EVENTS: Final = 200
 _HOOK_KINDS: Final = {
     "slurmctld_jobacct_init": {CONTROLLER_STATE},
     "slurmd_jobacct_init": {CONTROLLER_STATE},
-    "slurmctld_jobacct_job_start": {RUN_START},
-    "slurmctld_jobacct_job_complete": {RUN_END},
+    "slurmctld_jobacct_job_start": {RUN_START, JOBS_IMPORTED},
+    "slurmctld_jobacct_job_complete": {RUN_END, JOBS_IMPORTED},
     "slurmctld_jobacct_job_suspend": {RUN_SUSPEND},
     "slurm_jobacct_process_message": {PLUGIN_MESSAGE},
     "slurmd_jobacct_jobstep_launched": {STEP_LAUNCH, STEP_USAGE},
@@ -93,6 +94,7 @@ class PluginConsumer(DatabaseConsumer):
         self.kinds = frozenset().union(*_HOOK_KINDS.values())
         self._type = plugin_type
         self._settings = settings.accounting
+        self._state_dir = settings.state_dir
         self._location = locate_job_log(settings)
         self._host = host
         self._state = PluginState(plugin_state_path(settings.state_dir, plugin_type))
@@ -144,7 +146,9 @@ class PluginConsumer(DatabaseConsumer):
             self._type, self._settings.parameters, host.append, host.stop, host.beat
         )
         self._guard = guard
-        self._caller = HookCaller(self._type, plugin, guard, sender, overridden, init_calls)
+        self._caller = HookCaller(
+            *(self._type, plugin, guard, sender, overridden, init_calls), self._state_dir
+        )
         log.info("%s runs: %s", self._type, plugin.plugin_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise

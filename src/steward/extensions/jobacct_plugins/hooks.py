@@ -24,6 +24,7 @@ import msgspec
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
+    JOBS_IMPORTED,
     PLUGIN_MESSAGE,
     RUN_END,
     RUN_START,
@@ -38,6 +39,7 @@ from steward.core.usage import PluginMessage, RunEvent, StepUsage, TaskUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin, JobRun, Message, Rusage, Step
 from steward.extensions.jobacct_plugins.messages import MessageSender
 from steward.extensions.jobacct_plugins.state import HookFailure
+from steward.jobs.imported_runs import make_run_events, read_import
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +222,7 @@ class HookCaller:
         sender: Sends its messages.
         overridden: The hooks that the plugin overrides.
         init_calls: Calls of `slurmctld_jobacct_init` when slurmctld starts or reconfigures.
+        state_dir: Directory of jobs.db.
     """
 
     def __init__(
@@ -230,8 +233,10 @@ class HookCaller:
         sender: MessageSender,
         overridden: Collection[str],
         init_calls: InitCalls,
+        state_dir: str,
     ) -> None:
         self._type = plugin_type
+        self._state_dir = state_dir
         self._plugin = plugin
         self._guard = guard
         self._sender = sender
@@ -240,6 +245,7 @@ class HookCaller:
         self._completed: set[tuple[int, str, str]] = set()
         self._builders: dict[str, Callable[[Event], Iterator[HookCall]]] = {
             **dict.fromkeys(_JOB_HOOKS, self._build_run_calls),
+            JOBS_IMPORTED: self._build_imported_calls,
             CONTROLLER_STATE: self._build_init_calls,
             STEP_LAUNCH: self._build_launch_calls,
             STEP_USAGE: self._build_usage_calls,
@@ -292,6 +298,12 @@ class HookCaller:
             correction=run_event.correction,
         )
         yield _JOB_HOOKS[event.kind], "", "", (job,)
+
+    def _build_imported_calls(self, event: Event) -> Iterator[HookCall]:
+        """Yield the calls for the start and the end of each imported run."""
+        for run in make_run_events(read_import(event, self._state_dir)):
+            for hook, _, node, args in self._build_run_calls(run):
+                yield hook, run.key, node, args
 
     def _build_usage_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for a step's usage: its start, each task's exit, its end."""

@@ -30,9 +30,12 @@ from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
+    JOBS_IMPORTED,
     RUN_END,
     STEP_ACCOUNTED,
     Event,
+    EventError,
+    JobFacts,
     utc_now,
 )
 from steward.core.storage import move_cursor
@@ -67,6 +70,7 @@ from steward.extensions.jobacct_plugins.log.state import (
     log_state_path,
 )
 from steward.jobs.identity import PROMPT_US
+from steward.jobs.imported_runs import make_run_events, read_import
 from steward.jobs.line_sources import locate_job_log
 from steward.jobs.retention import parse_script_key
 
@@ -260,6 +264,10 @@ class _WaitingReference(msgspec.Struct, frozen=True):
 
 
 _LogPiece = bytes | _WaitingReference
+_SubmitKey = tuple[str, int, int]
+"""Cluster, job id and submit time (µs) of a run, which an imported step knows."""
+_IMPORTED: Final = -1
+"""Restarts in the key of an imported step's waiting lines, and of the mark of an imported run."""
 
 
 class _LogBatch:
@@ -269,6 +277,7 @@ class _LogBatch:
         self.lines: dict[str, list[_LogPiece]] = {}
         self.waiting: dict[RunKey, list[bytes]] = {}
         self.ended: dict[RunKey, str] = {}
+        self.ended_by_submit: dict[_SubmitKey, RunKey] = {}
         self.expire_before: datetime | None = None
         self.purges: list[PurgedScript] = []
 
@@ -285,11 +294,12 @@ class LogConsumer(DatabaseConsumer):
     """
 
     name = "accounting.log"
-    kinds = LOG_EVENT_KINDS | {ACCOUNTING_EXPIRE, ARCHIVE_PURGE}
+    kinds = LOG_EVENT_KINDS | {ACCOUNTING_EXPIRE, ARCHIVE_PURGE, JOBS_IMPORTED}
     batch_events = 100
 
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self._files = LogFiles(locate_job_log(settings))
+        self._state_dir = settings.state_dir
         self._state = LogState(log_state_path(settings.state_dir))
         super().__init__(self._state.database)
         self._calendar = LogCalendar(settings.cluster)
@@ -350,10 +360,37 @@ class LogConsumer(DatabaseConsumer):
                     batch.expire_before = max(latest, event.body.before)
             elif event.kind == ARCHIVE_PURGE:
                 batch.purges += _list_purged_scripts(event)
+            elif event.kind == JOBS_IMPORTED:
+                self._sort_import(event, batch)
             else:
                 _check_body(event)
                 self._sort_event(event, batch)
         return batch
+
+    def _sort_import(self, event: Event, batch: _LogBatch) -> None:
+        """Sort the runs and steps of an import; skip those that an earlier one brought."""
+        try:
+            parts = read_import(event, self._state_dir)
+        except EventError as error:
+            raise Rejected(str(error), event) from error
+        known: dict[_SubmitKey, bool] = {}
+        for part in (*make_run_events(parts), *parts):
+            body = part.body
+            if isinstance(body, JobFacts):
+                continue
+            _check_body(part)
+            submit_key = (part.cluster, body.job_id, to_micros(run_submit_time(body)))
+            mark = (*submit_key, _IMPORTED)
+            if known.setdefault(submit_key, bool(self._find_day(mark, batch))):
+                continue
+            if isinstance(body, AccountedStep):
+                self._sort_event(part, batch)
+                continue
+            run = (*submit_key, body.restarts)
+            if not self._find_day(run, batch) or body.piece_end is not None:
+                self._sort_event(part, batch)
+            if part.kind == RUN_END and body.piece_end is None:
+                batch.ended[mark] = self._find_day(run, batch)
 
     def _record_new_files(self, names: Collection[str], written_s: int) -> None:
         """Record the lengths of files before the first write to them.
@@ -458,25 +495,24 @@ class LogConsumer(DatabaseConsumer):
         """Record the end of a run and write its waiting lines first; return its day."""
         record = event.body.record
         day = self._calendar.find_day(event.cluster, record.end or event.at)
-        submit_key = (*run[:3], -1)
+        submit_key = (*run[:3], _IMPORTED)
         pieces = batch.lines.setdefault(day, [])
         pieces += [_WaitingReference(run, run), *batch.waiting.pop(run, ())]
         pieces.append(_WaitingReference(submit_key, run))
         imported_lines = b"".join(batch.waiting.pop(submit_key, ()))
         pieces += [_assign_run(line, run) for line in imported_lines.splitlines()]
         batch.ended[run] = day
+        batch.ended_by_submit[run[:3]] = run
         return day
 
     def _sort_imported_step(self, event: Event, body: AccountedStep, batch: _LogBatch) -> None:
         """Assign an imported step to its run's day, or let it wait."""
         submit_key = (event.cluster, body.job_id, to_micros(run_submit_time(body)))
-        run_and_day = self._state.find_run(*submit_key)
-        for run, day in batch.ended.items():
-            if run[:3] == submit_key:
-                run_and_day = run, day
+        run = batch.ended_by_submit.get(submit_key)
+        run_and_day = (run, batch.ended[run]) if run else self._state.find_run(*submit_key)
         lines = self._encode_lines(event)
         if run_and_day is None:
-            batch.waiting.setdefault((*submit_key, -1), []).append(lines)
+            batch.waiting.setdefault((*submit_key, _IMPORTED), []).append(lines)
         else:
             batch.lines.setdefault(run_and_day[1], []).append(_assign_run(lines, run_and_day[0]))
 
@@ -555,6 +591,8 @@ class LogConsumer(DatabaseConsumer):
 
 def _assign_run(line: bytes, run: RunKey) -> bytes:
     """Assign an imported record to the run that it turned out to belong to."""
+    if not run[3]:
+        return line if line.endswith(b"\n") else line + b"\n"
     record = decode_record(line)
     assert isinstance(record, JobAccounted), "only jobs wait under a submit time"
     assigned = msgspec.structs.replace(record, restarts=run[3])

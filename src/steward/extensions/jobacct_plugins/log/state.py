@@ -39,7 +39,10 @@ class _ClosedDay(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _EndedRun(msgspec.Struct, frozen=True):
-    """Run that has ended, and the day that its records belong to."""
+    """Run that has ended, and the day that its records belong to.
+
+    A second row with -1 restarts says that its records were imported.
+    """
 
     cluster: str
     job_id: int
@@ -150,7 +153,8 @@ class LogState:
     def find_run(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
         """Find the ended run with this submit time of its own; return it with its day."""
         rows = self.database.fetch(
-            "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ?",
+            "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ? "
+            "AND restarts >= 0",
             *(cluster, job_id, submit_us),
         )
         return ((cluster, job_id, submit_us, rows[0][0]), rows[0][1]) if rows else None
