@@ -14,7 +14,8 @@ from job_submission import submit_to, wait_until
 from sandbox_daemon import STEWARD, Daemon
 from sandboxes import need_namespaces, passable_directory
 
-from steward.core.events import JOB_END
+from steward.core.events import JOB_END, JOBS_IMPORTED
+from steward.core.imported import unpack_event
 from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
 from steward.sandbox.configuration import find_mariadb_program, get_mariadb_socket
@@ -224,8 +225,9 @@ def test_imported_jobs_of_a_user_who_left_keep_the_name(
     )
     booked_sandbox.run(["unshare", "-m", "sh", "-c", text])
     with closing(JournalReader(daemon.settings.state_dir)) as journal:
-        events, _ = journal.read(0, {JOB_END}, 100_000)
-    records = {event.body.record.job_id: event.body.record for event in events}
+        events, _ = journal.read(0, {JOBS_IMPORTED}, 100_000)
+    parts = [part for event in events for part in unpack_event(event)]
+    records = {part.body.record.job_id: part.body.record for part in parts if part.kind == JOB_END}
     listed = ",".join(map(str, jobs.values()))
     columns = "JobIDRaw,UID,User,ReqTRES,AllocTRES"
     out = booked_sandbox.run(["sacct", "-X", "-n", "-P", "-j", listed, "-o", columns]).stdout

@@ -12,8 +12,9 @@ import pytest
 
 from harness.bank import BY, HOUR, balance, begin, feed, found_bank
 from harness.bank import life as life_of
-from harness.events import NOON
+from harness.events import NOON, at
 from harness.gate import OPEN_GATE
+from harness.imports import imported, imported_run
 from harness.jobs import record
 from harness.site import Site
 from steward.bank.consumer import IDLE_S, BankConsumer
@@ -170,6 +171,28 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
     assert balance(bank) == 98 * HOUR
     assert bank.ledger.check() == []
     assert HOLD_PLACED in {event.kind for event in bank.said}
+
+
+def test_imported_runs_are_charged_once_and_observed_ones_keep_their_charge(bank: Bank) -> None:
+    bank.happen(life(1))
+    assert balance(bank) == 98 * HOUR
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "qos": "normal"}
+
+    def ran(job_id: int, start: float, end: float, **more: Any) -> Event:
+        return imported_run(job_id, start - 1, end, start=at(start), **fields, **more)
+
+    events = [
+        ran(1, 1, 1801),
+        ran(2, 1, 3601),
+        ran(3, -7200, -3700),  # ended before the bank started
+        ran(4, 1, 1801, state="RESIZING"),
+        ran(4, 1, 3601),
+    ]
+    for _ in range(2):
+        bank.happen([imported(*events)])
+        bank.happen([imported(*events[1:])])
+        assert balance(bank) == 94 * HOUR
+    assert bank.ledger.check() == []
 
 
 def as_running(running: Event) -> dict[str, Any]:
