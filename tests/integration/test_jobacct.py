@@ -282,7 +282,7 @@ def test_jobs_of_a_real_slurm_are_in_the_log(sandbox: Sandbox, submit: Submit) -
         refused = daemon.ask("accounting", "dump", user=user, check=False)
         assert refused.returncode == 1
         assert "only operators" in refused.stderr
-        said = daemon.ask("accounting", "expire", "--before", "now-1hour")
+        said = daemon.ask("accounting", "purge", "--before", "now-1hour")
         assert "nothing removed yet" in said.stderr
     finally:
         daemon.close()

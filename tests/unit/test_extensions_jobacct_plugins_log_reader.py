@@ -13,7 +13,7 @@ from harness.events import NOON
 from harness.jobacct import LogSite, run, usage
 from harness.site import ADA, ROOT
 from steward.accounting.errors import AccountingUsage
-from steward.cli.accounting import print_dump, print_expiry
+from steward.cli.accounting import print_dump, print_purge
 from steward.cli.commands import print_reply
 from steward.cli.output import Style
 from steward.core.access import Caller
@@ -25,8 +25,8 @@ from steward.extensions.jobacct_plugins.actions import PluginInfo, PluginsAnswer
 from steward.extensions.jobacct_plugins.log.actions import (
     DumpAnswer,
     DumpChunk,
-    ExpireAnswer,
-    ExpireDay,
+    PurgeAnswer,
+    PurgedDay,
 )
 from steward.extensions.jobacct_plugins.log.files import JobLogError
 from steward.extensions.jobacct_plugins.log.reader import read_lines
@@ -148,7 +148,7 @@ def dumped(site: LogSite, **request: str) -> tuple[list[dict[str, Any]], DumpAns
 
 
 def expire(site: LogSite, asker: Caller = ROOT, **request: Any) -> Any:
-    return site.ask("accounting.expire", asker, zone="UTC", **request)
+    return site.ask("accounting.purge", asker, zone="UTC", **request)
 
 
 def apply_orders(site: LogSite) -> list[Event]:
@@ -207,7 +207,7 @@ def test_only_operators_may_ask(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     requests: list[tuple[str, dict[str, str]]] = [
         ("dump", {}),
-        ("expire", {"before": "now"}),
+        ("purge", {"before": "now"}),
         ("plugins", {}),
     ]
     for name, request in requests:
@@ -272,15 +272,15 @@ def test_an_expiry_says_what_went_or_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    day = ExpireDay(day="2026-02-01", length=2048)
-    asked = ExpireAnswer(done=False, before=NOON, jobs=3, days=(day,))
+    day = PurgedDay(day="2026-02-01", length=2048)
+    asked = PurgeAnswer(done=False, before=NOON, jobs=3, days=(day,))
     summary = "3 jobs of jobs.db and 1 day of the job log, 2.0K bytes"
     assert list(asked.list_warnings()) == [f"nothing removed yet: --yes removes {summary}"]
-    print_expiry(asked)
+    print_purge(asked)
     assert capsys.readouterr() == ("", "")
     for days, went in (((day,), summary), ((), "3 jobs of jobs.db")):
-        done = ExpireAnswer(done=True, before=NOON, jobs=3, days=days)
-        print_expiry(done)
+        done = PurgeAnswer(done=True, before=NOON, jobs=3, days=days)
+        print_purge(done)
         line = f"Removed: {went}, from before 2026-03-01T12:00:00.\n"
         assert capsys.readouterr() == (line, "")
         assert list(done.list_warnings()) == []

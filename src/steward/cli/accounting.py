@@ -30,7 +30,7 @@ from steward.client.places import ClientPlace, require_settings
 from steward.core.errors import UsageError
 from steward.core.printable import escape_lines
 from steward.daemon.registry import get_action
-from steward.extensions.jobacct_plugins import DumpAnswer, DumpChunk, ExpireAnswer
+from steward.extensions.jobacct_plugins import DumpAnswer, DumpChunk, PurgeAnswer
 
 
 @with_table_call
@@ -149,8 +149,8 @@ def print_dump(items: Iterator[DumpChunk | DumpAnswer]) -> DumpAnswer:
     raise AssertionError("a stream ends with its reply")
 
 
-@prints("accounting.expire")
-def print_expiry(reply: ExpireAnswer) -> None:
+@prints("accounting.purge")
+def print_purge(reply: PurgeAnswer) -> None:
     """Print what was removed; the reply warns if nothing was."""
     if reply.done:
         print(f"Removed: {reply.summarize()}, from before {format_time(reply.before)}.")

@@ -34,13 +34,6 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Print the records of the job log.",
         "steward.cli.accounting",
     ),
-    "accounting.expire": IndexEntry(
-        "steward.extensions.jobacct_plugins.log.actions",
-        "accounting expire",
-        "operator",
-        "Remove accounting data of old jobs.",
-        "steward.cli.accounting",
-    ),
     "accounting.gaps": IndexEntry(
         "steward.accounting.gaps",
         "",
@@ -67,6 +60,13 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "accounting plugins",
         "operator",
         "Show the accounting plugins with their state and last error.",
+    ),
+    "accounting.purge": IndexEntry(
+        "steward.extensions.jobacct_plugins.log.actions",
+        "accounting purge",
+        "operator",
+        "Remove accounting data of old jobs.",
+        "steward.cli.accounting",
     ),
     "accounting.sacct": IndexEntry(
         "steward.accounting.sacct.output",

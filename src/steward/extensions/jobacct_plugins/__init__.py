@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from steward.extensions.jobacct_plugins.log.actions import (
         DumpAnswer,
         DumpChunk,
-        ExpireAnswer,
+        PurgeAnswer,
     )
     from steward.extensions.jobacct_plugins.log.consumer import LogConsumer, LogPlugin
     from steward.extensions.jobacct_plugins.log.parquet import write_parquet
@@ -58,7 +58,7 @@ else:
         api=("NonePlugin",),
         settings_check=("check_settings",),
         **{
-            "log.actions": ("DumpAnswer", "DumpChunk", "ExpireAnswer"),
+            "log.actions": ("DumpAnswer", "DumpChunk", "PurgeAnswer"),
             "log.consumer": ("LogConsumer", "LogPlugin"),
             "log.parquet": ("write_parquet",),
             "log.reader": ("JOB_LOG",),
@@ -71,7 +71,6 @@ __all__ = [
     "LOG_TYPE",
     "DumpAnswer",
     "DumpChunk",
-    "ExpireAnswer",
     "JobAcctPlugin",
     "JobRun",
     "LogConsumer",
@@ -81,6 +80,7 @@ __all__ = [
     "PluginConsumer",
     "PluginError",
     "PluginHost",
+    "PurgeAnswer",
     "Rusage",
     "SendFailed",
     "Step",

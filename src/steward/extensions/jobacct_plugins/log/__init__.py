@@ -2,5 +2,5 @@
 
 ``records`` defines the records, ``files`` the files of a day. ``consumer`` writes them, with its
 database ``state``, and runs ``parquet`` and ``purges`` as processes. ``reader`` reads a log,
-``actions`` dump and expire it.
+``actions`` dump and purge it.
 """

@@ -1,4 +1,4 @@
-"""Actions on the job log: dump its records, and expire old accounting data."""
+"""Actions on the job log: dump its records, and purge old accounting data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.layouts import format_count, format_size
 from steward.core.sqlite import SqliteMissing
 from steward.core.usage import AccountingExpiry
-from steward.extensions.jobacct_plugins.log.files import JobLogDay, LogCalendar, list_log_days
+from steward.extensions.jobacct_plugins.log.files import LogCalendar, list_log_days
 from steward.extensions.jobacct_plugins.log.reader import raw_records
 from steward.extensions.jobacct_plugins.registry import LOG_TYPE, parse_plugin_types
 from steward.jobs.line_sources import locate_job_log
@@ -32,8 +32,8 @@ class LogOperatorsOnly(PermissionRefused):
     """The caller is not an operator."""
 
 
-class ExpireError(StewardError):
-    """Accounting data cannot be expired from this process."""
+class PurgeError(StewardError):
+    """Accounting data cannot be purged from this process."""
 
 
 class DumpRequest(Request, frozen=True, kw_only=True):
@@ -85,8 +85,8 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
             yield f"{format_count(self.skipped, 'line')} of the log are not records"
 
 
-class ExpireRequest(Request, frozen=True, kw_only=True):
-    """Request of accounting.expire: remove accounting data of jobs that ended before a time."""
+class PurgeRequest(Request, frozen=True, kw_only=True):
+    """Request of accounting.purge: remove accounting data of jobs that ended before a time."""
 
     before: Annotated[
         str,
@@ -106,7 +106,7 @@ class ExpireRequest(Request, frozen=True, kw_only=True):
     zone: HostZone = ""
 
 
-class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
+class PurgedDay(msgspec.Struct, frozen=True, kw_only=True):
     """Day of the log to remove.
 
     Attributes:
@@ -118,8 +118,8 @@ class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-class ExpireAnswer(Answer, frozen=True, kw_only=True):
-    """Accounting data that expires, or would.
+class PurgeAnswer(Answer, frozen=True, kw_only=True):
+    """Accounting data that is or would be purged.
 
     Attributes:
         done: Whether the removal was ordered.
@@ -130,7 +130,7 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
 
     done: bool
     before: datetime
-    days: tuple[ExpireDay, ...] = ()
+    days: tuple[PurgedDay, ...] = ()
     jobs: int = 0
 
     def summarize(self) -> str:
@@ -208,13 +208,15 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
 
 
 @action(
-    "accounting.expire",
+    "accounting.purge",
     scope="admin",
     role="operator",
-    command="accounting expire",
+    command="accounting purge",
     writes=True,
 )
-def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
+def purge_accounting(
+    context: AccountingContext, asker: Caller, request: PurgeRequest
+) -> PurgeAnswer:
     """Remove accounting data of old jobs.
 
     Steward removes jobs from jobs.db and days of the job log if they ended before the given
@@ -224,33 +226,37 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
         LogOperatorsOnly: The caller is not an operator.
         AccountingUsage: The time is not past; or, with ``keep_log``, sacct cannot read the jobs
             from the log.
-        ExpireError: Only the daemon can do it.
+        PurgeError: Only the daemon can do it.
     """
     _require_operator(context, asker, "remove accounting data")
     before = _parse_before(context, request, load_zone(request.zone))
     calendar = LogCalendar(context.settings.cluster)
     days = () if request.keep_log else list_log_days(locate_job_log(context.settings))
-    expiring = [_expire_day(day) for day in days if calendar.get_day_end(day.day) <= before]
+    purged = tuple(
+        PurgedDay(day=day.day, length=day.length)
+        for day in days
+        if calendar.get_day_end(day.day) <= before
+    )
     try:
         jobs = context.jobs.count_expirable_jobs(before)
     except SqliteMissing:
         jobs = 0  # before the first start there are none
     if request.yes:
         if context.order is None:
-            raise ExpireError(
+            raise PurgeError(
                 "cannot remove accounting data without the daemon: start 'steward serve', "
                 "and run the command there"
             )
         context.order(
             [
-                _expire_event(context, asker, request, cluster, before)
+                _make_purge_event(context, asker, request, cluster, before)
                 for cluster in context.clusters
             ]
         )
-    return ExpireAnswer(done=request.yes, before=before, days=tuple(expiring), jobs=jobs)
+    return PurgeAnswer(done=request.yes, before=before, days=purged, jobs=jobs)
 
 
-def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
+def _parse_before(context: AccountingContext, request: PurgeRequest, zone: tzinfo) -> datetime:
     """Parse the request's time, and check that it is past and sacct can still read the log."""
     before = parse_time(request.before, context.now(), zone)
     if before > context.now():
@@ -269,26 +275,22 @@ def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzin
     return before
 
 
-def _expire_day(day: JobLogDay) -> ExpireDay:
-    return ExpireDay(day=day.day, length=day.length)
-
-
-def _expire_event(
+def _make_purge_event(
     context: AccountingContext,
     asker: Caller,
-    request: ExpireRequest,
+    request: PurgeRequest,
     cluster: str,
     before: datetime,
 ) -> Event:
-    """Build the event that orders the expiry on one cluster."""
+    """Make the event that orders the purge on one cluster."""
     now = context.now()
     return Event(
         kind=ACCOUNTING_EXPIRE,
         cluster=cluster,
-        key=f"expire:{time.time_ns()}",
+        key=f"purge:{time.time_ns()}",
         at=now,
         seen_at=now,
-        source="expire",
+        source="purge",
         body=AccountingExpiry(before=before, asked_by=asker.signature, keep_log=request.keep_log),
     )
 
