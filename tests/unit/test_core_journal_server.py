@@ -44,11 +44,14 @@ from steward.core.journal.control import (
     send_command,
 )
 from steward.core.journal.server import JournalServer, lock_state_dir
+from steward.core.journal.store import EncodedEvent
 from steward.core.rpc import send_request
 from steward.core.script_stores import make_stores
 from steward.core.waits import Stop
 
 MakeLink = Callable[..., JournalLink]
+
+_SERVER = JournalServer.__module__
 
 
 class Killed(BaseException):
@@ -255,6 +258,81 @@ def test_transactions_and_wakes_grow_with_time_and_not_with_events(
         most = (time.monotonic() - began) / gather_s + jobs / gatherer.batch_events + 2
         assert len(gatherer.batches) <= most
         assert link.wakes <= most
+
+
+class Transactions:
+    """Counter of the events in each transaction that appends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        really = Journal.append
+
+        def append(journal: Journal, rows: Sequence[EncodedEvent]) -> int:
+            self.sizes.append(len(rows))
+            return really(journal, rows)
+
+        monkeypatch.setattr(Journal, "append", append)
+
+
+def test_an_append_to_an_idle_journal_is_committed_at_once(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 0.0)
+    transactions = Transactions(monkeypatch)
+    links = [make_link() for _ in range(3)]
+    for number in range(9):
+        links[number % 3].append([script_event(number)])
+    assert transactions.sizes == [1] * 9
+
+
+def test_the_only_client_that_appends_waits_for_no_other(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 3600.0)
+    link, reader = make_link(), make_link()
+    for number in range(1, 10):
+        link.append([script_event(number)])
+        assert reader.wait(number - 1, 30.0) == number
+
+
+def test_the_appends_of_busy_clients_share_a_transaction(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, rounds = 4, 50
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
+    links = [make_link() for _ in range(clients)]
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 0.0)
+    for number, link in enumerate(links):
+        link.append([script_event(number)])
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 3600.0)
+    transactions = Transactions(monkeypatch)
+
+    def append(client: int) -> None:
+        for turn in range(1, rounds + 1):
+            links[client].append([script_event(turn * clients + client)])
+
+    threads = [threading.Thread(target=append, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert transactions.sizes == [clients] * rounds
+
+
+def test_a_busy_client_that_stays_away_delays_a_small_append_for_the_time_to_gather(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 0.2)
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 3600.0)
+    first, second = make_link(), make_link()
+    first.append([script_event(1)])
+    began = time.monotonic()
+    second.append([script_event(2)])
+    assert time.monotonic() - began >= 0.2
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
+    second.append([script_event(number) for number in range(3, 100)])
 
 
 class Picky:

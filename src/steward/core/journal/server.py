@@ -7,10 +7,11 @@ can be refilled. ``lock_state_dir`` ensures one Steward for each state directory
 :class:`JournalServer` serves the socket that ``client.py`` connects to, and the control socket of
 ``control.py``. One turn of its loop reads the ready sockets, commits all waiting appends in one
 transaction and answers them, wakes the consumers that are due, writes their positions (every
-0.5 s), and trims (every 5 s); a turn in which nothing came shrinks the file. A commit needs no
-timer: events that arrive during one commit form the next batch, so batches grow with the load. A
-consumer says how many events wake it at once, and after which time a single one does, so wake-ups
-do not grow with the load.
+0.5 s), and trims (every 5 s); a turn in which nothing came shrinks the file. An append is committed
+at once, unless another client has just appended too and may do so again: then the appends of 3 ms
+share a transaction. Events that arrive during one commit form the next batch. A consumer says how
+many events wake it at once, and after which time a single one does, so wake-ups do not grow with
+the load.
 """
 
 import errno
@@ -249,6 +250,12 @@ _MOST_CONNECTIONS = 64
 """Most client connections."""
 _BATCH_EVENTS = 500
 """Events after which a commit takes no further append."""
+_GATHER_S = 0.003
+"""Longest time for which appends gather, in seconds."""
+_GATHER_EVENTS = 64
+"""Events after which appends gather no longer."""
+_RECENT_S = 0.02
+"""Time since its last append in which a client is expected to append again, in seconds."""
 
 
 class _Wake(msgspec.Struct, frozen=True):
@@ -268,6 +275,10 @@ class _ClientConnection:
         self.has_waited = False
         self.wake: _Wake | None = None
         self.out = bytearray()
+        self.mask = selectors.EVENT_READ
+        self.appends = 0
+        """Number of appends that wait for a commit."""
+        self.appended_at = -math.inf
 
 
 class JournalServer:
@@ -300,7 +311,7 @@ class JournalServer:
         self._pending_appends: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
         self._positions: dict[str, tuple[Any, ...]] = {}
         self._consumer_clients: dict[str, _ClientConnection] = {}
-        self._retry_at = 0.0
+        self._gathering_since = self._retry_at = 0.0
         self._backoff = Backoff(0.2, 5.0)
         self._flush_at = self._trim_at = 0.0
         self._can_shrink = False
@@ -340,7 +351,7 @@ class JournalServer:
         now = time.monotonic()
         due = min(self._flush_at if self._positions else now + 60.0, self._trim_at)
         if self._pending_appends:
-            due = min(due, self._retry_at)
+            due = min(due, self._get_commit_time(now))
         for client in self._clients.values():
             if client.wake is not None and client.wake.position < self._head:
                 due = min(due, client.wake.ready_at)
@@ -364,7 +375,7 @@ class JournalServer:
         for call in calls:
             self._answer(call)
         now = time.monotonic()
-        if self._pending_appends and now >= self._retry_at:
+        if self._pending_appends and now >= self._get_commit_time(now):
             self._commit()
         self._wake_clients()
         if self._positions and now >= self._flush_at:
@@ -415,6 +426,10 @@ class JournalServer:
         verb = message[0]
         if verb == "append":
             rows = msgspec.convert(message[2], list[EncodedEvent])
+            client.appended_at = time.monotonic()
+            client.appends += 1
+            if not self._pending_appends:
+                self._gathering_since = client.appended_at
             self._pending_appends.append((client, int(message[1]), rows))
         elif verb == "wake":
             position, events, delay_s = message[1:]
@@ -483,6 +498,18 @@ class JournalServer:
                 return self._journal.head()
         return 0
 
+    def _get_commit_time(self, now: float) -> float:
+        """Return when to commit the waiting appends: at once, or when more may have come."""
+        if (
+            self._retry_at
+            or sum(len(rows) for _, _, rows in self._pending_appends) > _GATHER_EVENTS
+        ):
+            return self._retry_at
+        recent = now - _RECENT_S
+        if any(not c.appends and c.appended_at > recent for c in self._clients.values()):
+            return self._gathering_since + _GATHER_S
+        return now
+
     def _commit(self) -> None:
         """Commit waiting appends in one transaction, and answer their clients."""
         batch: list[tuple[_ClientConnection, int, list[EncodedEvent]]] = []
@@ -502,7 +529,9 @@ class JournalServer:
         self._backoff.reset()
         self._retry_at = 0.0
         del self._pending_appends[: len(batch)]
+        self._gathering_since = time.monotonic()
         for client, number, _ in batch:
+            client.appends -= 1
             self._send(client, ["ok", number, self._head])
 
     def _wake_clients(self) -> None:
@@ -534,7 +563,9 @@ class JournalServer:
             self._disconnect(client)
             return
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
-        self._selector.modify(client.socket, mask, client)
+        if mask != client.mask:
+            client.mask = mask
+            self._selector.modify(client.socket, mask, client)
 
     def _disconnect(self, client: _ClientConnection) -> None:
         if client.socket.fileno() >= 0:

@@ -212,6 +212,7 @@ class Journal:
     def __init__(self, state_dir: str) -> None:
         self.path = JOURNAL.locate(state_dir)
         self._db: Connection = open_database(self.path, _MIGRATIONS)
+        self._head = self._read_head()
 
     def append(self, rows: Sequence[EncodedEvent]) -> int:
         """Append events, ignoring known keys; they are durable on return.
@@ -222,17 +223,22 @@ class Journal:
         Raises:
             SqliteUnavailable: The disk is full or fails; nothing was added.
         """
-        has_scripts = any(kind == JOB_SCRIPT for kind, *_ in rows)
         with transaction(self._db, self.path):
-            head = self.head()
+            changes = self._db.total_changes
             self._db.executemany(
                 "INSERT OR IGNORE INTO event (kind, cluster, key, data) SELECT ?1, ?2, ?3, ?4 "
                 "WHERE NOT EXISTS (SELECT 1 FROM remembered WHERE cluster = ?2 AND key = ?3)",
                 rows,
             )
-            if has_scripts:
-                self._count_incoming(1, "id > ?", head)
-        return self.head()
+            if self._db.total_changes - changes == len(rows):
+                self._add_incoming(data for kind, _, _, data in rows if kind == JOB_SCRIPT)
+                head = self._head + len(rows)
+            else:
+                # An ignored event may use up a position.
+                self._count_incoming(1, "id > ?", self._head)
+                head = self._read_head()
+        self._head = head
+        return head
 
     def _count_incoming(self, sign: int, condition: str, argument: int | str) -> None:
         """Add the incoming bytes of some events to the count, or subtract them (``sign`` -1)."""
@@ -240,11 +246,18 @@ class Journal:
             f"SELECT data FROM event WHERE {condition} AND kind = ?",  # noqa: S608 - of this class
             (argument, JOB_SCRIPT),
         )
-        change = sign * sum(_sum_lengths(data) for (data,) in rows)
-        self._db.execute("UPDATE incoming SET bytes = bytes + ?", (change,))
+        self._add_incoming((data for (data,) in rows), sign)
+
+    def _add_incoming(self, scripts: Iterable[bytes], sign: int = 1) -> None:
+        """Add the incoming bytes of encoded job.script events to the count, or subtract them."""
+        if change := sign * sum(map(_sum_lengths, scripts)):
+            self._db.execute("UPDATE incoming SET bytes = bytes + ?", (change,))
 
     def head(self) -> int:
         """Return the position of the last event ever appended; 0 for none."""
+        return self._head
+
+    def _read_head(self) -> int:
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()
         return int(row[0]) if row else 0
 
