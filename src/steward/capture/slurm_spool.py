@@ -164,6 +164,10 @@ _HASH = re.compile(r"hash\.([0-9])")
 """Name of a hash directory."""
 _JOB = re.compile(r"job\.([1-9][0-9]{0,9})")
 """Name of a job directory."""
+# Numbers: an access to a member of the enumeration takes longer than a system call.
+_IGNORED = int(flags.IGNORED)
+_CLOSE_WRITE = int(flags.CLOSE_WRITE)
+_Q_OVERFLOW = int(flags.Q_OVERFLOW)
 _REMOVED_MASK = flags.DELETE | flags.MOVED_FROM
 """Inotify events of a removed entry."""
 _ROOT_REMOVED_MASK = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
@@ -432,18 +436,18 @@ class SlurmSpool:
         """Dispatch one inotify event."""
         number = self._hash_wds.get(wd)
         if number is not None:
-            if mask & flags.IGNORED:
+            if mask & _IGNORED:
                 del self._hash_wds[wd]
             else:
                 self._handle_directory(number, name, scanned=False)
         elif wd in self._job_wds:
-            if mask & flags.IGNORED:
+            if mask & _IGNORED:
                 self._forget_job(wd)
             elif name == "script":
-                self._on_script(wd, closed=bool(mask & flags.CLOSE_WRITE))
+                self._on_script(wd, closed=bool(mask & _CLOSE_WRITE))
         elif wd == self._root_wd:
             self._on_root(mask, name)
-        elif mask & flags.Q_OVERFLOW:
+        elif mask & _Q_OVERFLOW:
             log.warning("inotify's queue overflowed; scanning %s", self.root)
             self._rescan_requested = True
 
@@ -574,14 +578,14 @@ class SlurmSpool:
             # It was written before the script: hold it too from now on, whatever is removed.
             self._hold_environment(pending, directory)
         fd = pending.script_fd
+        is_closed = closed or has_no_writer(fd, remote=self._is_remote)
+        # Query afterwards: the writer may have written and closed it meanwhile.
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             pending.close()
             return True
-        if not closed and not self._is_closed(pending, status):
+        if not closed and not self._is_complete(pending, status, is_closed=is_closed):
             return False
-        # Query again: the writer may have written and closed it since the first fstat.
-        status = os.fstat(fd)
         if self._recent_mtimes.get(job_id) == status.st_mtime_ns:
             pending.close()
             return True
@@ -616,13 +620,14 @@ class SlurmSpool:
                 # The script is held meanwhile, and the reader opens the environment again.
                 pending.environment_path = f"{self.root}/hash.{pending.hash_number}/{name}"
 
-    def _is_closed(self, pending: _PendingScript, status: os.stat_result) -> bool:
-        """Return whether no writer has the script open, as far as can be determined."""
-        is_complete = has_no_writer(pending.script_fd, remote=self._is_remote)
-        if is_complete and not status.st_size:
+    def _is_complete(
+        self, pending: _PendingScript, status: os.stat_result, *, is_closed: bool | None
+    ) -> bool:
+        """Return whether a script is complete; ``is_closed`` is None if leases do not work."""
+        if is_closed is None or (is_closed and not status.st_size):
             # open(2) makes a file before it counts as its writer; slurmctld writes at least a NUL.
-            is_complete = None
-        return self._is_settled(pending, status) if is_complete is None else is_complete
+            return self._is_settled(pending, status)
+        return is_closed
 
     def _is_settled(self, pending: _PendingScript, status: os.stat_result) -> bool:
         """Return whether a script has not changed for long enough to be complete."""

@@ -147,6 +147,8 @@ class BatchCommitter:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.pending_batches = self.pending_scripts = 0
         self.is_syncing = False
+        self.has_signalled = False
+        """Whether a thread has woken the main thread."""
         self.is_awaited = False
         """Whether the main thread has more scripts to commit, and is to be woken for them."""
         self.last_error = ""
@@ -205,7 +207,13 @@ class BatchCommitter:
             self.pending_batches -= 1
             self.pending_scripts -= len(batch.held)
         if has_failed or self.is_awaited:
-            os.eventfd_write(self.fd, 1)
+            self._signal()
+
+    def _signal(self) -> None:
+        """Wake the main thread."""
+        # The flag last: who clears it must find the descriptor readable, or it stays readable.
+        os.eventfd_write(self.fd, 1)
+        self.has_signalled = True
 
     def _sync(self, batch: CaptureBatch) -> bool:
         """Sync the files of a batch; return whether all succeeded."""
@@ -230,7 +238,7 @@ class BatchCommitter:
             # The main thread closes many: two threads would contend for the interpreter lock at
             # each close.
             self.stored.put(batch.held)
-            os.eventfd_write(self.fd, 1)
+            self._signal()
         return is_synced
 
     def _commit(self, batch: CaptureBatch) -> bool:
@@ -442,7 +450,10 @@ class SpoolCapture:
 
     def _requeue_failed(self) -> None:
         """Queue failed scripts again, and close stored ones."""
-        with suppress(BlockingIOError):  # nothing has failed since the last check
+        if not self._committer.has_signalled:
+            return
+        self._committer.has_signalled = False
+        with suppress(BlockingIOError):  # read already, between descriptor and flag
             os.eventfd_read(self._committer.fd)
         failed = list(self._take_failed())
         if failed:
@@ -495,6 +506,8 @@ class SpoolCapture:
 
     def _retry_unreadable(self) -> None:
         """Queue unreadable scripts whose retry is due, and start a rescan if due."""
+        if not self._unreadable and not self._rescan_at:
+            return
         now = time.monotonic()
         for unreadable in self._unreadable.values():
             if 0 < unreadable.at <= now:
@@ -524,6 +537,8 @@ class SpoolCapture:
 
     def _unreadable_due_s(self) -> float:
         """Return seconds until the next retry or rescan."""
+        if not self._unreadable and not self._rescan_at:
+            return math.inf
         dues = [unreadable.at for unreadable in self._unreadable.values() if unreadable.at]
         if self._rescan_at and self._can_rescan():
             dues.append(self._rescan_at)
@@ -531,8 +546,11 @@ class SpoolCapture:
 
     def _report_missed(self, *, at_once: bool = False) -> None:
         """Log vanished jobs and report their scripts to the journal as a gap."""
-        missed, now = self._spool.vanished, time.monotonic()
-        if not missed or (now < self._next_report_at and not at_once):
+        missed = self._spool.vanished
+        if not missed:
+            return
+        now = time.monotonic()
+        if now < self._next_report_at and not at_once:
             return
         self._next_report_at = now + self._limits.missed_every_s
         job_ids, missed[:] = list(dict.fromkeys(missed)), []
