@@ -12,7 +12,8 @@ Also here: ``NodeStatesFile``, the status file of node states that the sensor wr
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from functools import cache
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -532,21 +533,27 @@ def make_script_event(cluster: str, source: str, body: JobScript) -> Event:
     )
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+_Body = TypeVar("_Body")
+
+
+class _Envelope(msgspec.Struct, Generic[_Body], frozen=True):
     """JSON form of an event's fields that are no columns of the journal."""
 
     at: datetime
     seen_at: datetime
     source: str
-    body: msgspec.Raw
+    body: _Body
     version: int = 1
 
 
 _encoder = msgspec.json.Encoder()
-_envelope_decoder = msgspec.json.Decoder(_Envelope)
-_body_decoders: dict[str, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()
-}
+
+
+@cache
+def _make_decoder(kind: str) -> "msgspec.json.Decoder[_Envelope[Any]]":
+    """Make the decoder of a kind, when its first event is read."""
+    envelope: Any = _Envelope
+    return msgspec.json.Decoder(envelope[BODIES[kind]])
 
 
 def utc_now() -> datetime:
@@ -573,15 +580,13 @@ def decode_event(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Ev
     Raises:
         EventError: The kind is unknown, or the bytes do not match its body type.
     """
-    decoder = _body_decoders.get(kind)
-    if decoder is None:
+    if kind not in BODIES:
         raise EventError(
             f"event {id_} has the kind {kind!r}, which this version does not know: upgrade Steward",
             key,
         )
     try:
-        envelope = _envelope_decoder.decode(data)
-        body = decoder.decode(envelope.body)
+        envelope = _make_decoder(kind).decode(data)
     except msgspec.MsgspecError as error:
         raise EventError(f"cannot decode event {id_} ({kind}): {error}", key) from error
     return Event(
@@ -591,7 +596,7 @@ def decode_event(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Ev
         at=envelope.at,
         seen_at=envelope.seen_at,
         source=envelope.source,
-        body=body,
+        body=envelope.body,
         version=envelope.version,
         id=id_,
     )
