@@ -236,13 +236,15 @@ class JobsConsumer(DatabaseConsumer):
             if not events_by_id:
                 continue
             groups = self._load_groups(cluster, events_by_id)
+            imported_steps: list[AccountedStep] = []
             for job_id, group in groups.items():
                 for event in drop_expired_events(
                     self._connection, cluster, group, events_by_id[job_id]
                 ):
                     if isinstance(event.body, AccountedStep):
-                        put_accounted(self._connection, cluster, event.body)
+                        imported_steps.append(event.body)
                     add_event(group, event, now_us)
+            put_accounted(self._connection, cluster, imported_steps)
             new_events += self._resolve_groups(cluster, groups.values(), writes, now)
         writes.flush()
         return new_events

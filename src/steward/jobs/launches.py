@@ -309,12 +309,15 @@ def load_accounted(
     return lines_by_id
 
 
-def put_accounted(connection: Connection, cluster: str, step: AccountedStep) -> None:
-    """Store a step's line that was imported from other accounting."""
-    submit_us = to_micros(step.submit.replace(microsecond=0))
-    line = msgspec.structs.replace(step.line, submit_us=submit_us)
-    row = _StoredStep(cluster, step.job_id, submit_us, line.step, _encode(line))
-    ACCOUNTED.insert(connection, row, "replace")
+def put_accounted(connection: Connection, cluster: str, steps: Iterable[AccountedStep]) -> None:
+    """Store the lines of steps that were imported from other accounting."""
+    rows = []
+    for step in steps:
+        submit_us = to_micros(step.submit.replace(microsecond=0))
+        line = msgspec.structs.replace(step.line, submit_us=submit_us)
+        rows.append(_StoredStep(cluster, step.job_id, submit_us, line.step, _encode(line)))
+    if rows:
+        ACCOUNTED.insert_all(connection, rows, "replace")
 
 
 def load_launches(

@@ -68,7 +68,6 @@ _INHERITED: Final = tuple(field for field in USAGE_LINE_FIELDS if field in _OF_S
 """Fields that a step's line takes from its run's line."""
 _RECORDED: Final = tuple(field for field in USAGE_LINE_FIELDS if field in _OF_RECORDS)
 """Fields that a run's line takes from its record."""
-_UNKNOWN: Final = UsageLine(cluster="", job_id=0, label="")
 _get_recorded = attrgetter(*(_TIMES.get(field, field) for field in _RECORDED))
 _get_inherited = attrgetter(*_INHERITED)
 
@@ -211,12 +210,8 @@ def _make_step(run: UsageLine, fields: dict[str, Any]) -> UsageLine:
 
 def adopt_step_line(run: UsageLine, line: UsageLine) -> UsageLine:
     """Return a step's line from other accounting, with the fields of our run's line."""
-    fields = {
-        field: value
-        for field, value in msgspec.structs.asdict(line).items()
-        if field not in _INHERITED and value != getattr(_UNKNOWN, field)
-    }
-    return _make_step(run, fields)
+    inherited = dict(zip(_INHERITED, _get_inherited(run), strict=True))
+    return msgspec.structs.replace(line, **inherited)
 
 
 def _derive_outcome(
