@@ -44,7 +44,7 @@ class Shown:
         self.down = False
         self.takes: Callable[[], None] = lambda: None
 
-    def node_states(self, *, is_complete: bool = True) -> dict[str, NodeRecord]:
+    def node_states(self) -> dict[str, NodeRecord]:
         self._answer()
         self.takes()
         nodes = {}

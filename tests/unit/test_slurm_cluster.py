@@ -126,6 +126,21 @@ def test_nodes_that_are_hidden_while_they_are_off(stage: Stage) -> None:
         stage.machine.nodes("n9")
 
 
+def test_polls_read_the_nodes_of_partitions_with_the_partitions(stage: Stage) -> None:
+    stage.answer("squeue --version", "slurm-wlm 22.05.8\n")
+    stage.answer("scontrol -a -F -o show node", LINE.format(name="n1") + "\n")
+    shown = "scontrol -a -o show partition"
+    stage.answer(shown, "PartitionName=a State=UP Nodes=n1\n")
+    stage.machine.partitions()
+    assert list(stage.machine.node_states()) == ["n1"]
+    assert list(stage.machine.node_states()) == ["n1"]
+    assert stage.asked().count(shown) == 1
+    stage.answer(shown, "PartitionName=a State=UP Nodes=n1,cloud1\n")
+    stage.machine.partitions()
+    assert list(stage.machine.node_states()) == ["n1", "cloud1"]
+    assert stage.asked().count(shown) == 2
+
+
 def test_a_doubtful_reason_is_asked_for_in_another_form(stage: Stage) -> None:
     stage.nodes(
         LINE.format(name="n1") + " Reason=a [x@2026-01-01T00:00:00] Comment=b "

@@ -268,6 +268,7 @@ class ClusterQueries:
         self._slurm = Slurm(cluster, settings, timeout_s)
         self._resolver = self._slurm.resolver
         self._node_reader = NodeReader(self._resolver)
+        self._node_lists: tuple[str, ...] = ()
         self._listed_names: set[str] | None = None
         self._cached_has_slurmdbd = False
         self._has_slurmdbd_until = 0.0
@@ -294,17 +295,14 @@ class ClusterQueries:
             raise UnknownNode(unknown)
         return {name: nodes[name] for name in names}
 
-    def node_states(self, *, is_complete: bool = True) -> dict[str, NodeRecord]:
+    def node_states(self) -> dict[str, NodeRecord]:
         """Return all nodes without ``details``, cheaply: unchanged nodes are not parsed again.
 
-        Args:
-            is_complete: Whether partitions may list other nodes than at the last call.
+        Partitions are taken to list the nodes that they listed when last queried.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        if is_complete:
-            self._listed_names = None
         return self._query_nodes(self._node_reader)
 
     def node_names(self, nodelist: str) -> list[str]:
@@ -325,7 +323,10 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return cluster_records.parse_partitions(self._show("partition"))
+        partitions = cluster_records.parse_partitions(self._show("partition"))
+        self._node_lists = tuple(partition.nodes for partition in partitions.values())
+        self._listed_names = None
+        return partitions
 
     def reservations(self) -> dict[str, ReservationRecord]:
         """Return the reservations by name.
@@ -554,15 +555,16 @@ class ClusterQueries:
 
     def _read_listed_nodes(self, reader: NodeReader | None = None) -> set[str]:
         """Return the nodes that partitions list, hidden ones included; read once for a reader."""
-        if reader is not None and self._listed_names is not None:
-            return self._listed_names
-        lists = (partition.nodes for partition in self.partitions().values())
-        names = {
-            name for nodelist in lists if nodelist for name in nodelists.expand_nodelist(nodelist)
-        }
-        if reader is not None:
-            self._listed_names = names
-        return names
+        if reader is None or not self._node_lists:
+            self.partitions()
+        if self._listed_names is None:
+            self._listed_names = {
+                name
+                for nodelist in self._node_lists
+                if nodelist
+                for name in nodelists.expand_nodelist(nodelist)
+            }
+        return self._listed_names
 
     def _query_node(self, name: str) -> NodeRecord:
         """Query one node, hidden cloud nodes included."""

@@ -201,8 +201,8 @@ RECONFIG_EVENT: Final = "reconfig"
 class SensorQueries(Protocol):
     """Queries of a cluster; implemented by :class:`steward.slurm.cluster.ClusterQueries`."""
 
-    def node_states(self, *, is_complete: bool) -> dict[str, NodeRecord]:
-        """Return all nodes, by name; if not complete, of the partitions as last read."""
+    def node_states(self) -> dict[str, NodeRecord]:
+        """Return all nodes, by name, of the partitions as last read."""
         ...
 
     def partitions(self) -> dict[str, PartitionRecord]:
@@ -423,16 +423,17 @@ class ClusterSensor:
 
     def _query_snapshot(self, *, is_complete: bool) -> ClusterSnapshot:
         """Query nodes, and partitions and reservations for a complete poll."""
+        # Partitions first: they list the nodes, and so need no second query.
+        partitions = self._queries.partitions() if is_complete else {}
         snapshot: dict[str, dict[str, NodeFacts | PartitionFacts | ReservationFacts]] = {
             NODE_STATE: {
                 name: extract_node_facts(record)
-                for name, record in self._queries.node_states(is_complete=is_complete).items()
+                for name, record in self._queries.node_states().items()
             }
         }
         if is_complete:
             snapshot[PARTITION_STATE] = {
-                name: PartitionFacts(state=record.state)
-                for name, record in self._queries.partitions().items()
+                name: PartitionFacts(state=record.state) for name, record in partitions.items()
             }
             snapshot[RESERVATION_STATE] = {
                 name: msgspec.convert(record, ReservationFacts, from_attributes=True)
