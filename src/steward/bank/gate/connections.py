@@ -42,10 +42,13 @@ class GatePeer:
         self.socket = connection
         self.fd = connection.fileno()
         self.is_ended = False
+        self.is_watched = False
+        """Whether the gate waits for its events."""
         self.out = bytearray()
         self._timeout_s = timeout_s
         self._max_line = max_line
         self._received = bytearray()
+        self._has_line = False
         self.deadline = time.monotonic() + timeout_s
 
     def read_line(self) -> bytes | None:
@@ -68,8 +71,14 @@ class GatePeer:
             elif newline:
                 self.deadline = time.monotonic() + self._timeout_s
                 line, self._received = bytes(self._received), bytearray()
+                self._has_line = True
                 return line
         return None
+
+    @property
+    def is_reading(self) -> bool:
+        """Return True if its line is not complete."""
+        return not (self.is_ended or self._has_line)
 
     def has_left(self) -> bool:
         """Return True if the peer waits for no answer any more: it closed the connection."""

@@ -545,8 +545,9 @@ class GateServer:
 
     def _add_peer(self, peer: GatePeer) -> None:
         self._peers[peer.fd] = peer
-        self._epoll.register(peer.fd, select.EPOLLIN)
         self._serve_peer(peer, select.EPOLLIN)
+        if peer.is_reading:
+            self._watch(peer, select.EPOLLIN)
 
     def _serve_peer(self, peer: GatePeer, mask: int) -> None:
         """Handle readable or writable events of a peer."""
@@ -578,12 +579,19 @@ class GateServer:
         if peer.is_ended:
             self._drop(peer)
         else:
-            write_mask = select.EPOLLOUT if peer.out else 0
-            self._epoll.modify(peer.fd, select.EPOLLIN | write_mask)
+            self._watch(peer, select.EPOLLIN | (select.EPOLLOUT if peer.out else 0))
+
+    def _watch(self, peer: GatePeer, mask: int) -> None:
+        """Wait for events of a peer. Most peers need none: their line has come with them."""
+        if peer.is_watched:
+            self._epoll.modify(peer.fd, mask)
+        else:
+            self._epoll.register(peer.fd, mask)
+            peer.is_watched = True
 
     def _drop(self, peer: GatePeer) -> None:
         self._peers.pop(peer.fd, None)
-        if peer.socket.fileno() >= 0:
+        if peer.is_watched and peer.socket.fileno() >= 0:
             self._epoll.unregister(peer.fd)
         peer.close()
 
@@ -591,8 +599,13 @@ class GateServer:
 
     def _decide(self) -> None:
         """Decide on all pending requests in one transaction, then answer them."""
-        # Nobody would use the hold of a plugin that has left.
-        requests = [pending for pending in self._pending if not pending[0].has_left()]
+        requests = []
+        for pending in self._pending:
+            # Nobody would use the hold of a plugin that has left.
+            if pending[0].has_left():
+                self._drop(pending[0])
+            else:
+                requests.append(pending)
         self._pending = []
         if not requests:
             return
@@ -600,6 +613,7 @@ class GateServer:
         if self._remote_gate is not None and not self._right.has_lease:
             self._right.asked_at_us = time.time_ns() // 1000
             for peer, request, _ in requests:
+                self._watch(peer, select.EPOLLIN)
                 self._remote_gate.forward(peer, request)
             return
         try:

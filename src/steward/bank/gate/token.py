@@ -25,8 +25,12 @@ KEY_FILE: Final = "gate.key"
 """Name of the key's file in the state directory."""
 SECRET_BYTES: Final = 32
 _ID_LENGTH: Final = 16
-_LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))
+_DIGITS: Final = "abcdefghijklmnopqrstuvwxyz234567"
+"""Digits of base 32."""
+_LETTERS: Final = bytes(ord(_DIGITS[byte % 32]) for byte in range(256))
 """A letter for each byte value; every letter stands for equally many."""
+_DIGIT_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
+"""Two digits for each number of ten bits."""
 _MAC_BYTES: Final = 16
 _VERSION: Final = "1"
 # All parts have bounded lengths: others write into an admin_comment, too.
@@ -189,7 +193,7 @@ def _to_base32(data: bytes) -> str:
     return base64.b32encode(data).decode("ascii").rstrip("=").lower()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16_384)
 def _encode_account(account: str) -> str:
     return _to_base32(account.encode())
 
@@ -206,7 +210,9 @@ def _compute_mac(secret: bytes, content: str, cluster: str, uid: int) -> str:
     """Compute the MAC of a token's content for a cluster and a user."""
     mac = _make_keyed_mac(secret).copy()
     mac.update(f"{content}\0{cluster}\0{uid}".encode())
-    return _to_base32(mac.digest()[:_MAC_BYTES])
+    # Base 32, as of `_to_base32`, in a quarter of its time: two digits for each ten bits.
+    number = int.from_bytes(mac.digest()[:_MAC_BYTES], "big") << 2
+    return "".join([_DIGIT_PAIRS[number >> shift & 1023] for shift in range(120, -10, -10)])
 
 
 @lru_cache(maxsize=8)
