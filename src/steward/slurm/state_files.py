@@ -9,6 +9,7 @@ StateSaveLocation when it changes them: at once, or five seconds after its last 
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from steward.core.files import find_network_type
@@ -52,12 +53,11 @@ class StateFiles:
                 self._can_find = False
             if not self._directory or find_network_type(self._directory):
                 return None
-            with os.scandir(self._directory) as entries:
-                files = sorted(
-                    (entry.name, entry.stat().st_ino, entry.stat().st_mtime_ns)
-                    for entry in entries
-                    if entry.name in _NAMES
-                )
+            files = []
+            for name in _NAMES:
+                with suppress(FileNotFoundError):
+                    status = os.stat(f"{self._directory}/{name}")
+                    files.append((name, status.st_ino, status.st_mtime_ns))
         except (OSError, SlurmError):
             return None
         age_ns = time.time_ns() - max((mtime_ns for _, _, mtime_ns in files), default=0)
