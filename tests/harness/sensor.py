@@ -77,6 +77,9 @@ class Shown:
         self.ping_count += 1
         return self.daemons
 
+    def ping_slurmdbd(self) -> Ping:
+        return next(ping for ping in self.daemons if ping.daemon == "slurmdbd")
+
     def _answer(self) -> None:
         if self.down:
             raise SlurmDown("nobody listens")

@@ -307,11 +307,13 @@ def test_slurmdbd_is_pinged_while_nothing_changes(tmp_path: Path, monkeypatch: P
     controllers = site.shown.daemons
     site.shown.daemons = (*controllers, slurmdbd)
     site.turn()
+    ping_count = site.shown.ping_count
     site.shown.daemons = (*controllers, msgspec.structs.replace(slurmdbd, up=False))
     for _ in range(int(COMPLETE_POLL_S) + 4):
         site.turn()
     (event,) = [event for event in site.told.events if event.kind == CONTROLLER_STATE]
     assert (event.body.daemon, event.body.up) == ("slurmdbd", False)
+    assert site.shown.ping_count == ping_count, "slurmctld is not pinged for slurmdbd"
 
 
 def test_a_cluster_without_slurmdbd_is_pinged_once_a_minute_while_nothing_changes(

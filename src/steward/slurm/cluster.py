@@ -373,7 +373,7 @@ class ClusterQueries:
         """
         pings = self.ping_controllers()
         if self._has_slurmdbd() and all(ping.daemon != "slurmdbd" for ping in pings):
-            pings.append(self._ping_slurmdbd())
+            pings.append(self.ping_slurmdbd())
         return tuple(pings)
 
     def ping_controllers(self, *, timeout_s: float | None = None) -> list[Ping]:
@@ -403,6 +403,21 @@ class ClusterQueries:
             )
             for match in _PING_LINE.finditer(out)
         ]
+
+    def ping_slurmdbd(self) -> Ping:
+        """Ping slurmdbd by a small query of sacctmgr, which slurmctld does not see.
+
+        Raises:
+            SlurmError: ``sacctmgr`` cannot be run.
+        """
+        try:
+            self._commands.run(
+                *("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"),
+                timeout_s=_PING_S,
+            )
+        except SlurmUnavailable:
+            return Ping(daemon="slurmdbd", role="primary", up=False)
+        return Ping(daemon="slurmdbd", role="primary", up=True)
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """Return every field of some jobs, see :mod:`steward.slurm.job_details`.
@@ -499,17 +514,6 @@ class ClusterQueries:
                 return self._cached_has_slurmdbd
             self._has_slurmdbd_until = now + _RECHECK_S
         return self._cached_has_slurmdbd
-
-    def _ping_slurmdbd(self) -> Ping:
-        """Ping slurmdbd by a small sacctmgr query, where ``scontrol ping`` omits it."""
-        try:
-            self._commands.run(
-                *("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"),
-                timeout_s=_PING_S,
-            )
-        except SlurmUnavailable:
-            return Ping(daemon="slurmdbd", role="primary", up=False)
-        return Ping(daemon="slurmdbd", role="primary", up=True)
 
     def _show(self, *arguments: str, include_future: bool = False) -> bytes:
         """Run ``scontrol -o show`` and return its output."""

@@ -221,6 +221,10 @@ class SensorQueries(Protocol):
         """Return which daemons answer."""
         ...
 
+    def ping_slurmdbd(self) -> Ping:
+        """Return whether slurmdbd answers."""
+        ...
+
 
 class TriggerKeeper(Protocol):
     """Keeper of Steward's triggers; ``StewardTriggers`` in ``sensor.triggers`` implements it."""
@@ -365,8 +369,8 @@ class ClusterSensor:
             was_away = is_complete and self._check_daemons()
             if not is_complete and began >= self._complete_poll_due:
                 if self._has_slurmdbd:
-                    pings = self._queries.pings()
-                    self._daemons.record_slurmdbd(pings, silent=self._is_standing_by)
+                    ping = self._queries.ping_slurmdbd()
+                    self._daemons.record_slurmdbd([ping], silent=self._is_standing_by)
                 self._complete_poll_due = began + COMPLETE_POLL_S
             at = utc_now()
             snapshot = self._query_snapshot(is_complete=is_complete)
