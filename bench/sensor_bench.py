@@ -103,7 +103,7 @@ def look(count: int) -> None:
     for busy in (0, count // 100):
         out = text(busy)
         began = time.perf_counter()
-        compare_snapshots(before, picture(out), source="reconcile", at=utc_now())
+        compare_snapshots(before, picture(out), source="interval", at=utc_now())
         took_s = time.perf_counter() - began
         print(f"{count} nodes, {busy} with another load: {took_s:.3f} s of our time a look")
 

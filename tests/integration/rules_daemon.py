@@ -117,9 +117,7 @@ class Storm:
         """Append the events of this many snapshots; yield the number of events so far."""
         for picture in pictures(self._nodes, looks):
             now = datetime.now(UTC)
-            changes = compare_snapshots(
-                self._before, picture, source="interval", at=now, since=now
-            )
+            changes = compare_snapshots(self._before, picture, source="interval", at=now, since=now)
             self._before = picture
             self._store.store_changes(changes, now)
             self._store.send_outbox(self._link.append)

@@ -13,6 +13,7 @@ import pytest
 from harness import archive
 from harness.events import script_event
 from harness.jobs import open_jobs
+from harness.site import Site
 from steward.archive.catalog.consumer import CatalogConsumer
 from steward.archive.files.sink import FilesSink
 from steward.core.consumers import Append, Consumer, Feed, feed_all
@@ -117,7 +118,7 @@ def counted_calls() -> Iterator[Counter[str]]:
 
 
 def apply_counted(
-    site: archive.Site, consumer: Consumer, first: int, jobs: int, **script: Any
+    site: Site, consumer: Consumer, first: int, jobs: int, **script: Any
 ) -> Counter[str]:
     """Return the calls for one batch of new scripts, in a turn of the consumer's feed."""
     journal = Journal(str(site.state))

@@ -167,7 +167,7 @@ def test_changed_rules_of_a_zone_rebuild_the_sums_under_the_same_name(
     tmp_path: Path, zones: Path
 ) -> None:
     books = open_books(tmp_path, "Europe/Paris")
-    ended = {"start": at(10), "end": DAY, "seen": DAY}
+    ended: dict[str, Any] = {"start": at(10), "end": DAY, "seen": DAY}
     books.take(record(1, 0, "COMPLETED", cpus=1, nodes=1, **ended))
     books.consumer.close()
     cluster = {"c1": ClusterSettings(timezone="Europe/Paris")}
@@ -197,7 +197,11 @@ def test_irregular_runs_that_began_after_a_period_are_not_read_for_it(tmp_path: 
     books = open_books(tmp_path, "UTC")
     # Fractions of a second make a run irregular.
     for number, day in ((1, 1), (2, 4), (3, 9)):
-        times = {"start": at(day * DAY + 0.5), "end": day * DAY + HOUR, "seen": day * DAY + HOUR}
+        times: dict[str, Any] = {
+            "start": at(day * DAY + 0.5),
+            "end": day * DAY + HOUR,
+            "seen": day * DAY + HOUR,
+        }
         books.take(record(number, day * DAY, "COMPLETED", cpus=1, nodes=1, **times))
     books.take(record(4, 4 * DAY, "COMPLETED", start=at(4 * DAY), end=5 * DAY, seen=5 * DAY))
     with closing(books.consumer), closing(open_reader(books.path)) as reader:

@@ -13,7 +13,7 @@ appends the events. :meth:`JobsConsumer.tick` does the same for job ids whose wa
 of lines existed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Final
