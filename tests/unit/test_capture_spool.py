@@ -1,5 +1,6 @@
 import errno
 import os
+import select
 import shutil
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
-from steward.capture.slurm_spool import SlurmSpool
+from steward.capture.slurm_spool import HeldScript, SlurmSpool
 from steward.capture.spool import BatchCommitter, CaptureBatch, CaptureLimits, SpoolCapture
 from steward.capture.spool_entries import MOST_SCRIPT_BYTES
 from steward.core.config import RedactSettings
@@ -17,7 +18,7 @@ from steward.core.events import JOB_MISSED, Event, decode_event
 from steward.core.journal import JournalUnavailable
 from steward.core.journal.store import EncodedEvent
 from steward.core.redaction import Redactor
-from steward.core.script_stores import MARKER, IncomingStore, StoreUnavailable
+from steward.core.script_stores import MARKER, IncomingStore, StoreUnavailable, UnsyncedFiles
 from steward.core.waits import Stop
 
 __all__ = ["faults", "no_lease_signals"]
@@ -327,6 +328,60 @@ def test_what_comes_while_the_journal_is_busy_gathers(bench: Bench) -> None:
     assert kept == list(range(2, 12))
     assert batches[0] == 1
     assert batches == [1, 10]
+
+
+def test_what_gathered_is_committed_as_soon_as_the_journal_has_answered(bench: Bench) -> None:
+    busy, entered = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def append(rows: Sequence[EncodedEvent]) -> None:
+        batches.append(len(rows))
+        entered.set()
+        assert busy.wait(30)
+
+    capture = bench.capture(append, limits=CaptureLimits(gather_s=3600.0))
+    stop, thread = run(capture)
+    submit(bench.spool, 1)
+    assert entered.wait(30)
+    for number in range(2, 12):
+        submit(bench.spool, number)
+    wait_for(lambda: capture.captured == 11)
+    busy.set()
+    wait_for(lambda: batches == [1, 10])
+    stop.set()
+    thread.join(10)
+
+
+def test_batches_that_come_alone_are_committed_at_once_by_one_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    really = UnsyncedFiles.sync
+
+    def sync(unsynced: UnsyncedFiles) -> None:
+        threads.append(threading.current_thread().name)
+        really(unsynced)
+
+    monkeypatch.setattr(UnsyncedFiles, "sync", sync)
+
+    def append(rows: Sequence[EncodedEvent]) -> None:
+        threads.append(threading.current_thread().name)
+        bench.append(rows)
+
+    committer = BatchCommitter(append)
+    (store, _) = bench.stores
+    for number in range(20):
+        directory = submit(bench.spool, number + 1)
+        held = HeldScript(number + 1, 5, os.open(directory / "script", os.O_RDONLY), -1)
+        store.write(f"c1.{number}.5.3.script", b"abc")
+        row = ("job.script", "c1", f"script:{number}:5", b"{}")
+        committer.put(CaptureBatch([row], [held], [store.take_unsynced()]))
+        wait_for(lambda: not committer.pending_batches)
+        assert len(bench.rows) == number + 1
+        assert not bench.is_held(number + 1)
+    assert threads == ["committer"] * 40
+    assert not select.select([committer.fd], [], [], 0)[0], "the main thread need not wake"
+    assert committer.finish(10.0)
 
 
 def test_capture_shows_that_it_lives_at_every_script(bench: Bench) -> None:

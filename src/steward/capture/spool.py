@@ -95,7 +95,7 @@ class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_bytes: int = 32 << 20
     gather_s: float = 0.1
-    settle_s: float = 0.001
+    settle_s: float = 0.0005
     retry_store_s: float = 5.0
     hold_unread_s: float = 60.0
     max_unreadable: int = 500
