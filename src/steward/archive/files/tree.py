@@ -205,7 +205,7 @@ def _write_all_bytes(fd: int, data: bytes) -> None:
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
-_REOPEN_S = 10.0
+REOPEN_S = 10.0
 """Time after which a directory is opened anew, in seconds."""
 _MAX_SINGLE_SYNCS = 8
 MAX_NAMES_IN_MEMORY = 10_000
@@ -473,7 +473,11 @@ class ArchiveTree:
             return self._fd
         directory = self._directories.get(path)
         if directory is not None:
-            if directory.batch == self._batch or self._confirm(path, directory, access):
+            # Opened without permissions to set, it may be one that a crash left without any.
+            is_checked = access is None or directory.access is not None
+            if is_checked and (
+                directory.batch == self._batch or self._confirm(path, directory, access)
+            ):
                 self._directories.move_to_end(path)
                 return directory.fd
             self._forget(path)
@@ -543,7 +547,7 @@ class ArchiveTree:
             version=(*_get_file_id(status), status.st_mode),
             access=access.get_readers(path.count("/") + 1) if access is not None else None,
             batch=self._batch,
-            valid_until=time.monotonic() + _REOPEN_S,
+            valid_until=time.monotonic() + REOPEN_S,
         )
 
     def _set_access(self, fd: int, path: str, access: DirectoryAccess, *, created: bool) -> None:
