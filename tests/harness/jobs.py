@@ -1,5 +1,6 @@
 """Job records: events about jobs, and jobs.db without a Site, for tests of steward.jobs."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from steward.core.events import (
     make_script_key,
 )
 from steward.core.records import JobRecord
+from steward.core.sqlite import open_reader
 from steward.jobs import JobsConsumer
 
 OPEN_END = {"COMPLETED", "FAILED", "REQUEUED", "RESIZING", "UNKNOWN"}
@@ -147,3 +149,14 @@ def lives(draw: Any) -> list[Life]:
         jobs.append(life)
         begin = life.end + 100
     return jobs
+
+
+def read_json(books: Books) -> list[bytes]:
+    """Return the JSON that jobs.db stores, as it is stored: compressed or not."""
+    columns = {"job": "record", "run": "facts", "launch": "facts", "script": "body"}
+    stored: list[bytes] = []
+    with closing(open_reader(books.path)) as reader:
+        for table, column in columns.items():
+            rows = reader.execute(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL")
+            stored += [value for (value,) in rows.fetchall()]
+    return stored

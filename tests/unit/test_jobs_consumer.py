@@ -2,7 +2,6 @@ import contextlib
 import os
 import sqlite3
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from steward.core.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, 
 from steward.core.records import JobRecord
 from steward.core.sqlite import open_reader
 from steward.jobs import Jobs
+from steward.jobs.compression import decompress_json
 from steward.slurm.job_states import FORGOTTEN
 
 
@@ -371,5 +371,5 @@ def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
     # No purge would find it: its text is forgotten at once.
     with contextlib.closing(sqlite3.connect(books.path)) as database:
         rows = database.execute("SELECT facts FROM run").fetchall()
-    stored = b"".join(zlib.decompress(facts) for (facts,) in rows)
+    stored = b"".join(decompress_json(facts) for (facts,) in rows)
     assert (b"ada" in stored, b"of nobody" in stored) == (True, False)

@@ -6,9 +6,10 @@ import pytest
 
 from harness.archive import purge
 from harness.events import at
-from harness.jobs import Books, record, script
+from harness.jobs import Books, read_json, record, script
 from steward.core.events import ArchivePurge
 from steward.jobs import Jobs
+from steward.jobs.compression import decompress_json
 
 # Long enough that the random bytes of SQLite's log (salts and checksums) do not spell it.
 PRIVATE: dict[str, Any] = {
@@ -27,6 +28,11 @@ def books(tmp_path: Path) -> Books:
 
 
 def bytes_on_disk(books: Books) -> bytes:
+    """Return the files of a state directory, and their stored JSON as it is without compression."""
+    return b"".join([read_files(books), *map(decompress_json, read_json(books))])
+
+
+def read_files(books: Books) -> bytes:
     return b"".join(path.read_bytes() for path in books.directory.iterdir())
 
 
@@ -37,6 +43,9 @@ def test_a_purge_forgets_the_script_and_what_was_written_but_not_the_job(books: 
         told = {**PRIVATE, "comment": "confidential" * second}
         books.take(record(7, 0, "RUNNING", seen=second, account="a", start=at(3), **told))
     assert b"confidential" in bytes_on_disk(books)
+    private = [data for data in read_json(books) if b"confidential" in decompress_json(data)]
+    fragments = [data[at : at + 20] for data in private for at in range(60, len(data) - 20, 20)]
+    assert all(fragment in read_files(books) for fragment in fragments[:3])
     assert books.take(purge(kept)) == []
     jobs = Jobs(books.path)
     (job,) = jobs.find("7")
@@ -47,6 +56,7 @@ def test_a_purge_forgets_the_script_and_what_was_written_but_not_the_job(books: 
     assert (job.record.uid, job.record.account, job.record.start) == (1000, "a", at(3))
     assert {getattr(job.record, field) for field in PRIVATE} == {""}
     assert b"confidential" not in bytes_on_disk(books)
+    assert not any(fragment in read_files(books) for fragment in fragments)
 
 
 def test_what_was_purged_stays_so_when_slurm_or_the_spool_tell_it_again(books: Books) -> None:

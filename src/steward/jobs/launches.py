@@ -11,7 +11,6 @@ one until a later event shows where it belongs.
 """
 
 import functools
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -23,6 +22,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import Index, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, ExitedTasks, Launch, StepEnd, StepStart, TaskUsage
+from steward.jobs.compression import compress_json, decompress_json
 from steward.jobs.identity import SLACK_US
 from steward.jobs.lines import LaunchUsage, sum_reports
 from steward.jobs.run_views import RunKey, RunView
@@ -251,7 +251,7 @@ _decode_spent = msgspec.json.Decoder(LaunchUsage).decode
 
 def _unpack(stored: bytes) -> LaunchFacts:
     """Decode stored facts, which are compressed once the launch ended."""
-    return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
+    return _decode_facts(decompress_json(stored))
 
 
 class _StoredLaunch(msgspec.Struct, frozen=True):
@@ -379,7 +379,9 @@ def _to_row(cluster: str, job_id: int, launch: LaunchRow) -> tuple[object, ...]:
     """Convert a launch to the values of its row."""
     if launch.decoded_facts is not None:
         encoded_facts = _encode(launch.decoded_facts)
-        launch.packed_facts = zlib.compress(encoded_facts, 1) if launch.ended else encoded_facts
+        launch.packed_facts = (
+            compress_json(encoded_facts, is_final=True) if launch.ended else encoded_facts
+        )
         has_many_tasks = len(launch.decoded_facts.tasks) > _MAX_UNSTORED_TASKS
         launch.packed_usage = _encode(launch.sum_usage()) if has_many_tasks else None
         launch.has_new_reports = False

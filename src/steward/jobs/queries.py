@@ -27,6 +27,7 @@ from steward.core.sqlite import (
     translate_errors,
 )
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
+from steward.jobs.compression import decompress_json
 from steward.jobs.filters import (
     Job,
     JobFilter,
@@ -401,7 +402,7 @@ class Jobs(ListQueries):
                 "AND record IS NOT NULL",
                 (cluster,),
             ).fetchall()
-        return [_decode_record(record) for (record,) in rows]
+        return [_decode_record(decompress_json(record)) for (record,) in rows]
 
     def list_unfinished_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
         """Return a cluster's jobs that have not ended, as far as known, newest first.
@@ -508,7 +509,8 @@ class Jobs(ListQueries):
                 values,
             ).fetchall()
         return [
-            Script(key=key, cluster=cluster, body=_decode_body(body)) for key, cluster, body in rows
+            Script(key=key, cluster=cluster, body=_decode_body(decompress_json(body)))
+            for key, cluster, body in rows
         ]
 
     def _fill_script_keys(self, jobs: list[Job]) -> list[Job]:
@@ -598,7 +600,9 @@ def _row_to_job(row: tuple[Any, ...]) -> Job:
         purged=bool(purged),
         ended=bool(ended),
         script_key=key or "",
-        record=_decode_record(record) if record else JobRecord(job_id=job_id, name=name or ""),
+        record=_decode_record(decompress_json(record))
+        if record
+        else JobRecord(job_id=job_id, name=name or ""),
     )
 
 

@@ -13,7 +13,6 @@ deleted), ``outbox`` and ``cursor``.
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
 
-import zlib
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -27,6 +26,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
+from steward.jobs.compression import compress_json, decompress_json
 from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA, ZONE_RULES
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
@@ -102,7 +102,7 @@ class Expiry(msgspec.Struct, frozen=True):
 
 
 class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table ``job``; ``record`` is the job's record as JSON."""
+    """Row of the table ``job``; ``record`` is the job's record as compressed JSON."""
 
     number: int
     cluster: str
@@ -151,7 +151,10 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredJobScript(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table ``script``: ``said`` is a :class:`PublishedIdentity`, as JSON."""
+    """Row of the table ``script``: ``said`` is a :class:`PublishedIdentity`, as JSON.
+
+    ``body`` is a :class:`JobScript` as compressed JSON.
+    """
 
     key: str
     cluster: str
@@ -294,7 +297,7 @@ NO_JOB: Final = 0
 
 
 class ScriptRow(StoredScriptFacts):
-    """Row of the table ``script``; ``body`` is the body of job.script as JSON."""
+    """Row of the table ``script``; ``body`` is a :class:`JobScript` as JSON, or as stored."""
 
     body: bytes = b""
     job: int | None = None
@@ -342,14 +345,13 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 def pack_run(run: RunFacts) -> bytes:
-    """Encode a run as JSON, compressed once it ended, because most stored runs have."""
-    data = _encode(run)
-    return data if run.ending is None else zlib.compress(data, 1)
+    """Encode a run as compressed JSON."""
+    return compress_json(_encode(run), is_final=run.ending is not None)
 
 
 def unpack_run(stored: bytes) -> RunFacts:
     """Decode what :func:`pack_run` encoded."""
-    return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
+    return _decode_facts(decompress_json(stored))
 
 
 def find_known_ids(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[int]:

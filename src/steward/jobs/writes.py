@@ -13,6 +13,7 @@ import msgspec
 from steward.core.events import JobScript
 from steward.core.sqlite import Connection
 from steward.core.timestamps import to_micros
+from steward.jobs.compression import compress_json, decompress_json
 from steward.jobs.identity import ResolvedJob, floor_to_second
 from steward.jobs.retention import get_leader_id
 from steward.jobs.run_merge import RunFacts, remove_private_text
@@ -83,7 +84,7 @@ class WriteBatch:
                 spool_mtime_ns=body.spool_mtime_ns,
                 job=number,
                 purged=False,
-                body=_encode(body),
+                body=_pack_body(_encode(body)),
             )
         )
 
@@ -142,7 +143,7 @@ class WriteBatch:
         unpurged = [script for script in job.scripts if not script.purged]
         script_key = unpurged[-1].key if unpurged else None
         if job.record is None:
-            body = _decode_body(group.scripts[job.scripts[-1].key].body)
+            body = _decode_body(decompress_json(group.scripts[job.scripts[-1].key].body))
             self._jobs.append(
                 StoredJob(
                     number=number,
@@ -187,7 +188,7 @@ class WriteBatch:
                 het_offset=record.het_offset if record.het_job_id else None,
                 original_sluid=record.original_sluid or None,
                 script_key=script_key,
-                record=_encode(record),
+                record=compress_json(_encode(record), is_final=job.is_over),
             )
         )
 
@@ -230,9 +231,14 @@ class WriteBatch:
                 job=number,
                 purged=row.purged,
                 said=identity,
-                body=row.body,
+                body=_pack_body(row.body),
             )
         )
+
+
+def _pack_body(body: bytes) -> bytes:
+    """Compress the body of a job.script event, unless it was read from the database."""
+    return compress_json(body, is_final=False) if body.startswith(b"{") else body
 
 
 def _to_micros(time: datetime | None) -> int | None:
