@@ -1,11 +1,10 @@
-"""CPU time of an accounting import: rows of sacct to the journal, and the journal to jobs.db.
+"""CPU time of an accounting import: rows of sacct to the journal, to jobs.db and the job log.
 
     python bench/imports_bench.py [--jobs 20000] [--dir DIR] [--profile PART]
 
 The rows are those of jobs of 200 users, each with a batch and an extern step, as a scripted sacct
-prints them. One process reads them and appends events; then the jobs consumer applies the events,
-and a second import of the same rows follows. Journal bytes are those of the events, without free
-pages.
+prints them. One process reads them and appends events; then the jobs consumer and the job log apply
+the events, and a second import of the same rows follows. Journal bytes exclude free pages.
 """
 
 import argparse
@@ -19,16 +18,17 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from scale import scaled
 from steward.accounting.imports import ImportEventMaker, get_positions_path, import_days
 from steward.core.config import Settings
-from steward.core.consumers import Append
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.redaction import make_redactor
+from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.jobs import database_path
 from steward.jobs.consumer import JobsConsumer
 from steward.slurm.commands import CommandRunner
@@ -164,10 +164,9 @@ class Import:
     """One state directory, and imports of the same jobs into it."""
 
     def __init__(self, directory: str, jobs: int) -> None:
-        self._settings = Settings(state_dir=directory, cluster={"main": ClusterSettings()})
+        self.settings = Settings(state_dir=directory, cluster={"main": ClusterSettings()})
         self._jobs = jobs
         self._journal = Journal(directory)
-        self._position = 0
         self.rows = 0
 
     def _append(self, events: Any) -> None:
@@ -176,33 +175,32 @@ class Import:
     def read(self) -> float:
         """Import the rows; return CPU seconds without those of the scripted sacct."""
         sacct = Sacct(self._jobs)
-        maker = ImportEventMaker("main", make_redactor(self._settings).redact_record)
+        maker = ImportEventMaker("main", make_redactor(self.settings).redact_record)
         until = BEGIN + timedelta(days=-(-self._jobs // JOBS_A_DAY))
         began = time.process_time()
         result = import_days(
             *(SacctHistory(sacct, "main"), "main", BEGIN, until, maker, NameResolver()),
             self._append,
-            get_positions_path(self._settings.state_dir),
+            get_positions_path(self.settings.state_dir),
             lambda *_: None,
             count_known=lambda *_: 0,
         )
         self.rows = result.jobs + result.steps
         return time.process_time() - began - sacct.seconds
 
-    def apply(self) -> float:
-        """Apply the events to jobs.db; return CPU seconds."""
-        consumer = JobsConsumer(self._settings)
-        reader = JournalReader(self._settings.state_dir)
+    def apply(self, consumer: JobsConsumer | LogConsumer) -> float:
+        """Apply the events to jobs.db or the job log; return CPU seconds."""
+        reader = JournalReader(self.settings.state_dir)
         began = time.process_time()
-        append: Append = self._append
+        position = consumer.cursor()
         while True:
-            events, upto = reader.read(self._position, consumer.kinds, consumer.batch_events)
-            if upto <= self._position:
+            events, upto = reader.read(position, consumer.kinds, consumer.batch_events)
+            if upto <= position:
                 break
             if events:
-                consumer.apply(events, upto, append)
-                consumer.tick(append)
-            self._position = upto
+                consumer.apply(events, upto, self._append)
+                consumer.tick(self._append)
+            position = upto
         seconds = time.process_time() - began
         consumer.close()
         reader.close()
@@ -214,7 +212,7 @@ class Import:
 
     def count_jobs_bytes(self) -> int:
         """Return the size of jobs.db, in bytes."""
-        return os.path.getsize(database_path(self._settings.state_dir))
+        return os.path.getsize(database_path(self.settings.state_dir))
 
 
 def measure(name: str, step: Callable[[], float], rows: Callable[[], int], profiled: str) -> None:
@@ -239,7 +237,10 @@ def main() -> None:
         one = Import(directory, arguments.jobs)
         for suffix in ("", " again"):
             measure(f"read{suffix}", one.read, lambda: one.rows, arguments.profile)
-            measure(f"apply{suffix}", one.apply, lambda: one.rows, arguments.profile)
+            for name, kind in (("jobs.db", JobsConsumer), ("job log", LogConsumer)):
+                consumer = kind(one.settings)
+                apply = partial(one.apply, consumer)
+                measure(f"{name}{suffix}", apply, lambda: one.rows, arguments.profile)
             size = one.count_bytes()
             print(f"journal        {size} bytes  {size / arguments.jobs:.0f} a job")
             size = one.count_jobs_bytes()

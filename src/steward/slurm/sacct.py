@@ -65,7 +65,7 @@ def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> 
     state, canceller = _split_state(row)
     status = parse_exit_status(row.get("exitcode", ""))
     derived_status = parse_exit_status(row.get("derivedexitcode", ""))
-    limit_min = parse_number(row.get("timelimitraw", ""))
+    limit_min = _parse_count(row.get("timelimitraw", ""))
     return JobRecord(
         job_id=int(raw_id),
         state=state,
@@ -74,7 +74,7 @@ def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> 
         array_task=(name_match[2] or name_match[3]) if is_array else "",
         het_job_id=int(name_match[1]) if is_het else 0,
         het_offset=int(name_match[4]) if is_het else 0,
-        restarts=parse_number(row.get("restarts", "")) or 0,
+        restarts=_parse_count(row.get("restarts", "")) or 0,
         submit=submit,
         eligible=parse_sacct_time(row.get("eligible", ""), zone),
         start=parse_sacct_time(row.get("start", ""), zone),
@@ -83,11 +83,11 @@ def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> 
         time_limit_s=parse_seconds(row.get("timelimit", ""))
         if limit_min is None
         else limit_min * 60,
-        nodes=parse_number(row.get("nnodes", "")),
-        cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))),
-        requested_cpus=parse_number(row.get("reqcpus", "")),
-        requested_nodes=parse_number(row.get("reqnodes", "")),
-        priority=parse_number(row.get("priority", "")),
+        nodes=_parse_count(row.get("nnodes", "")),
+        cpus=_parse_count(row.get("ncpus", row.get("alloccpus", ""))),
+        requested_cpus=_parse_count(row.get("reqcpus", "")),
+        requested_nodes=_parse_count(row.get("reqnodes", "")),
+        priority=_parse_count(row.get("priority", "")),
         exit_code=status[0] if status else None,
         exit_signal=status[1] if status else None,
         derived_exit_code=derived_status[0] if derived_status else None,
@@ -128,11 +128,11 @@ def parse_step_row(
         start_us=_moment_to_micros(parse_sacct_time(row.get("start", ""), zone)),
         end_us=_moment_to_micros(parse_sacct_time(row.get("end", ""), zone)),
         suspended_s=_parse_whole_seconds(row.get("suspended", "")) or 0,
-        nodes=parse_number(row.get("nnodes", "")) or 0,
-        cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
+        nodes=_parse_count(row.get("nnodes", "")) or 0,
+        cpus=_parse_count(row.get("ncpus", row.get("alloccpus", ""))) or 0,
         nodelist=_clean_text(row, "nodelist"),
         tres_allocated=_shorten_sizes(_clean_text(row, "alloctres")),
-        tasks=parse_number(row.get("ntasks", "")) or 0,
+        tasks=_parse_count(row.get("ntasks", "")) or 0,
         container=_clean_text(row, "container"),
         submit_line=_clean_text(row, "submitline"),
         source="slurmdbd",
@@ -158,6 +158,14 @@ def parse_clock_us(raw: str) -> int | None:
     return _parse_clock(raw) if 0 < len(raw) <= _LONGEST_NUMBER else None
 
 
+def _parse_count(raw: str) -> int | None:
+    """Parse a count: "4", "0", "1-4" (the minimum); None if not a number."""
+    return _parse_number(raw) if 0 < len(raw) <= _LONGEST_NUMBER else None
+
+
+_parse_number: Final = lru_cache(_CACHED)(parse_number)
+
+
 @lru_cache(_CACHED)
 def _parse_clock(raw: str) -> int | None:
     parts = _CLOCK.fullmatch(raw)
@@ -170,6 +178,8 @@ def _parse_clock(raw: str) -> int | None:
 
 def parse_size(raw: str) -> int | None:
     """Parse a size into bytes: "3268608", "1632K", "0.01M"; None if malformed."""
+    if raw.isascii() and raw.isdigit() and len(raw) <= 18:
+        return int(raw)
     parts = _SIZE.fullmatch(raw) if raw else None
     return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
 
@@ -226,12 +236,12 @@ def _split_state(row: SacctRow) -> tuple[str, int | None]:
     """Return the state, and the uid that cancelled the job."""
     state, _, rest = row.get("state", "").partition(" ")
     canceller = rest.removeprefix("by ")
-    return state.rstrip("+").upper(), parse_number(canceller) if canceller else None
+    return state.rstrip("+").upper(), _parse_count(canceller) if canceller else None
 
 
 def _read_owner(row: SacctRow, resolver: NameResolver) -> dict[str, Any]:
     """Return uid, user, gid and group of a row."""
-    uid, gid = parse_number(row.get("uid", "")), parse_number(row.get("gid", ""))
+    uid, gid = _parse_count(row.get("uid", "")), _parse_count(row.get("gid", ""))
     if uid is None and row.get("user"):
         uid = resolver.uid(row["user"])
     if gid is None and row.get("group"):
@@ -261,7 +271,7 @@ def _read_usage(row: SacctRow) -> dict[str, Any]:
         "system_us": parse_clock_us(row.get("systemcpu", "")),
         "min_cpu_us": parse_clock_us(row.get("mincpu", "")),
         "min_cpu_node": _clean_text(row, "mincpunode"),
-        "min_cpu_task": parse_number(row.get("mincputask", "")),
+        "min_cpu_task": _parse_count(row.get("mincputask", "")),
         "ave_cpu_us": parse_clock_us(row.get("avecpu", "")),
         "ave_rss_bytes": parse_size(row.get("averss", "")),
         "ave_pages": parse_size(row.get("avepages", "")),
@@ -273,12 +283,12 @@ def _read_usage(row: SacctRow) -> dict[str, Any]:
             row.get(column, "") if value is None else value
         )
         usage[f"{field}_node"] = _clean_text(row, f"{column}node")
-        usage[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
+        usage[f"{field}_task"] = _parse_count(row.get(f"{column}task", ""))
     for field, column, fallback in _DISK_COLUMNS:
         value = _get_tres_amount(row, column, "fs/disk")
         usage[field] = parse_size(row.get(fallback, "") if value is None else value)
     usage["max_written_node"] = _clean_text(row, "maxdiskwritenode")
-    usage["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
+    usage["max_written_task"] = _parse_count(row.get("maxdiskwritetask", ""))
     return usage
 
 
