@@ -30,6 +30,7 @@ from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
+    JOB_END,
     JOBS_IMPORTED,
     RUN_END,
     STEP_ACCOUNTED,
@@ -63,6 +64,7 @@ from steward.extensions.jobacct_plugins.log.records import (
 from steward.extensions.jobacct_plugins.log.state import (
     DAY_CLOSED,
     DAY_SWAPPING,
+    IMPORTED,
     LogState,
     LogStateWriter,
     PurgedScript,
@@ -266,8 +268,6 @@ class _WaitingReference(msgspec.Struct, frozen=True):
 _LogPiece = bytes | _WaitingReference
 _SubmitKey = tuple[str, int, int]
 """Cluster, job id and submit time (µs) of a run, which an imported step knows."""
-_IMPORTED: Final = -1
-"""Restarts in the key of an imported step's waiting lines, and of the mark of an imported run."""
 
 
 class _LogBatch:
@@ -331,8 +331,7 @@ class LogConsumer(DatabaseConsumer):
             for name, pieces in sorted(pieces_by_file.items()):
                 lengths[name] = self._files.append(name, lengths[name], self._read_pieces(pieces))
                 writer.set_file_length(name, lengths[name], written_s)
-            for run, day in batch.ended.items():
-                writer.end_run(run, day)
+            writer.end_runs(batch.ended)
             for run, lines in batch.waiting.items():
                 writer.wait(run, b"".join(lines))
             if batch.expire_before is not None:
@@ -373,24 +372,25 @@ class LogConsumer(DatabaseConsumer):
             parts = read_import(event, self._state_dir)
         except EventError as error:
             raise Rejected(str(error), event) from error
-        known: dict[_SubmitKey, bool] = {}
+        job_ids = {part.body.record.job_id for part in parts if part.kind == JOB_END}
+        # What earlier batches ended, and earlier events of this batch.
+        days = self._state.find_days(event.cluster, job_ids) | batch.ended
         for part in (*make_run_events(parts), *parts):
             body = part.body
             if isinstance(body, JobFacts):
                 continue
             _check_body(part)
             submit_key = (part.cluster, body.job_id, to_micros(run_submit_time(body)))
-            mark = (*submit_key, _IMPORTED)
-            if known.setdefault(submit_key, bool(self._find_day(mark, batch))):
+            if (*submit_key, IMPORTED) in days:
                 continue
             if isinstance(body, AccountedStep):
                 self._sort_event(part, batch)
                 continue
             run = (*submit_key, body.restarts)
-            if not self._find_day(run, batch) or body.piece_end is not None:
+            if run not in days or body.piece_end is not None:
                 self._sort_event(part, batch)
             if part.kind == RUN_END and body.piece_end is None:
-                batch.ended[mark] = self._find_day(run, batch)
+                batch.ended[(*submit_key, IMPORTED)] = days.get(run) or batch.ended[run]
 
     def _record_new_files(self, names: Collection[str], written_s: int) -> None:
         """Record the lengths of files before the first write to them.
@@ -495,7 +495,7 @@ class LogConsumer(DatabaseConsumer):
         """Record the end of a run and write its waiting lines first; return its day."""
         record = event.body.record
         day = self._calendar.find_day(event.cluster, record.end or event.at)
-        submit_key = (*run[:3], _IMPORTED)
+        submit_key = (*run[:3], IMPORTED)
         pieces = batch.lines.setdefault(day, [])
         pieces += [_WaitingReference(run, run), *batch.waiting.pop(run, ())]
         pieces.append(_WaitingReference(submit_key, run))
@@ -512,7 +512,7 @@ class LogConsumer(DatabaseConsumer):
         run_and_day = (run, batch.ended[run]) if run else self._state.find_run(*submit_key)
         lines = self._encode_lines(event)
         if run_and_day is None:
-            batch.waiting.setdefault((*submit_key, _IMPORTED), []).append(lines)
+            batch.waiting.setdefault((*submit_key, IMPORTED), []).append(lines)
         else:
             batch.lines.setdefault(run_and_day[1], []).append(_assign_run(lines, run_and_day[0]))
 

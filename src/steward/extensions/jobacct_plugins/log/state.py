@@ -6,7 +6,7 @@ reads, :class:`LogStateWriter` writes within one transaction. The file is ``acco
 the state directory.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -103,6 +103,8 @@ DAY_SWAPPING: Final = 1
 
 RunKey = tuple[str, int, int, int]
 """Run: cluster, job id, its own submit time in µs, restarts."""
+IMPORTED: Final = -1
+"""Restarts in the key of an imported step's waiting lines, and of the mark of an imported run."""
 
 PurgedScript = tuple[str, int, int]
 """Purged script: cluster, job id, time it was written in µs."""
@@ -158,6 +160,15 @@ class LogState:
             *(cluster, job_id, submit_us),
         )
         return ((cluster, job_id, submit_us, rows[0][0]), rows[0][1]) if rows else None
+
+    def find_days(self, cluster: str, job_ids: Iterable[int]) -> dict[RunKey, str]:
+        """Return the days of the ended runs of some jobs, and the marks of imported ones."""
+        rows = self.database.fetch(
+            "SELECT job_id, submit_us, restarts, day FROM run WHERE cluster = ? "
+            "AND job_id IN (SELECT value FROM json_each(?))",
+            *(cluster, msgspec.json.encode(sorted(job_ids)).decode()),
+        )
+        return {(cluster, *key): day for *key, day in rows}
 
     def read_waiting(self, run: RunKey) -> Iterator[bytes]:
         """Yield the lines that wait for a run's end, in order of arrival."""
@@ -237,11 +248,13 @@ class LogStateWriter:
         )
         _WAITING.insert(self._connection, waiting)
 
-    def end_run(self, run: RunKey, day: str) -> None:
-        """Record the end of a run, and drop its waiting lines."""
-        _RUNS.insert(self._connection, _EndedRun(*run, day), "replace")
-        for run_key in (run, (*run[:3], -1)):
-            self._connection.execute(f"DELETE FROM waiting {_WHERE_RUN}", run_key)  # noqa: S608 - ours
+    def end_runs(self, days: Mapping[RunKey, str]) -> None:
+        """Record the ends of runs with their days, and drop their waiting lines."""
+        _RUNS.insert_all(
+            self._connection, [_EndedRun(*run, day) for run, day in days.items()], "replace"
+        )
+        waiting = {(*run[:3], restarts) for run in days for restarts in (run[3], IMPORTED)}
+        self._connection.executemany(f"DELETE FROM waiting {_WHERE_RUN}", sorted(waiting))  # noqa: S608 - ours
 
     def set_file_length(self, name: str, length: int, written_s: int) -> None:
         """Record a file's new length."""
