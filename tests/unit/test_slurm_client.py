@@ -188,6 +188,22 @@ def test_standing_without_slurmdbd(site: Standins) -> None:
     assert site.slurm.read_stored_script(ENDED) == StoredScript()
 
 
+@pytest.mark.parametrize("storage", ["(null)", "accounting_storage/slurmdbd"])
+def test_slurmctld_says_once_in_a_while_whether_there_is_a_slurmdbd(
+    site: Standins, storage: str
+) -> None:
+    site.configure(storage)
+    site.answer("sacctmgr", "show account", "root|\n")
+    for _ in range(3):
+        has_slurmdbd = site.slurm.has_accounting()
+        assert (site.slurm.history() is not None) is has_slurmdbd
+    assert has_slurmdbd is (storage != "(null)")
+    assert site.log().count("scontrol show config") == 1
+    site.configure("(null)")
+    site.slurm.read_roles()
+    assert site.slurm.history() is None, "whoever reads slurm.conf anew says so at once"
+
+
 def test_standing_with_slurmdbd(site_with_slurmdbd: Standins) -> None:
     site = site_with_slurmdbd
     site.answer(

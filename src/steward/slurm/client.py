@@ -76,8 +76,9 @@ class Slurm:
         self._format: QueueFormat | None = None
         self._format_until = 0.0
         self._has_json = True
-        self._cached_has_accounting: bool | None = None
-        self._has_accounting_until = 0.0
+        self._slurmdbd_cluster = ""
+        """Name of the cluster in slurmdbd, as last read; "" without slurmdbd."""
+        self._slurmdbd_until = float("-inf")
 
     def version(self) -> Version:
         """Return Slurm's version, such as (22, 5, 8); cached until the squeue binary changes.
@@ -270,7 +271,7 @@ class Slurm:
         config = self.config()
         words = (word.strip().lower() for word in config.get("PrivateData", "").split(","))
         private_data = frozenset(word for word in words if word and word != "none")
-        accounting = self._make_slurmdbd_client(config)
+        accounting = self._get_slurmdbd_client(config)
         if accounting is None:
             return ClusterRoles(private_data=private_data)
         admin_levels = accounting.read_admin_levels()
@@ -316,7 +317,7 @@ class Slurm:
         model = parse_cluster_model(
             self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
         )
-        accounting = self._make_slurmdbd_client(config)
+        accounting = self._get_slurmdbd_client(config)
         if accounting is None:
             return model
         return add_users(model, accounting.read_people())
@@ -341,11 +342,7 @@ class Slurm:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        now = time.monotonic()
-        if self._cached_has_accounting is None or now >= self._has_accounting_until:
-            self._cached_has_accounting = self._make_slurmdbd_client(self.config()) is not None
-            self._has_accounting_until = now + _AGAIN_S
-        return self._cached_has_accounting
+        return self._get_slurmdbd_client() is not None
 
     def query_accounting(self, job_id: int) -> list[JobRecord]:
         """Return slurmdbd's records of a job id; [] without slurmdbd.
@@ -353,7 +350,7 @@ class Slurm:
         Raises:
             SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
-        accounting = self._make_slurmdbd_client(self.config())
+        accounting = self._get_slurmdbd_client()
         return [] if accounting is None else accounting.query_jobs(job_id)
 
     def query_accounting_end(self, job_id: int) -> list[JobRecord]:
@@ -362,7 +359,7 @@ class Slurm:
         Raises:
             SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
-        accounting = self._make_slurmdbd_client(self.config())
+        accounting = self._get_slurmdbd_client()
         return [] if accounting is None else accounting.query_jobs(job_id, texts=False)
 
     def read_stored_script(self, record: JobRecord) -> StoredScript:
@@ -374,7 +371,7 @@ class Slurm:
         Raises:
             SlurmError: slurmdbd does not answer.
         """
-        accounting = self._make_slurmdbd_client(self.config())
+        accounting = self._get_slurmdbd_client()
         return StoredScript() if accounting is None else accounting.read_stored_script(record)
 
     def read_submit_line(self, record: JobRecord) -> str:
@@ -386,7 +383,7 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        accounting = self._make_slurmdbd_client(self.config())
+        accounting = self._get_slurmdbd_client()
         return "" if accounting is None else accounting.read_submit_line(record)
 
     def history(self) -> SacctHistory | None:
@@ -395,10 +392,9 @@ class Slurm:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        config = self.config()
-        if self._make_slurmdbd_client(config) is None:
+        if not self.has_accounting():
             return None
-        return SacctHistory(self._commands, config.get("ClusterName", self.cluster))
+        return SacctHistory(self._commands, self._slurmdbd_cluster)
 
     def associations(self) -> Associations | None:
         """Return the cluster's associations, or None without slurmdbd.
@@ -406,15 +402,33 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        accounting = self._make_slurmdbd_client(self.config())
+        accounting = self._get_slurmdbd_client()
         return None if accounting is None else accounting.read_associations()
 
-    def _make_slurmdbd_client(self, config: Mapping[str, str]) -> SlurmdbdClient | None:
-        """Return the client for slurmdbd, or None if the cluster has none."""
-        if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
+    def _get_slurmdbd_client(
+        self, config: Mapping[str, str] | None = None
+    ) -> SlurmdbdClient | None:
+        """Return the client for slurmdbd, or None if the cluster has none; cached for ten minutes.
+
+        Args:
+            config: slurm.conf's settings, if they have just been read.
+
+        Raises:
+            SlurmUnavailable: slurmctld does not answer.
+        """
+        now = time.monotonic()
+        if config is None and now >= self._slurmdbd_until:
+            config = self.config()
+        if config is not None:
+            has_slurmdbd = config.get("AccountingStorageType") == "accounting_storage/slurmdbd"
+            name = config.get("ClusterName", self.cluster)
+            self._slurmdbd_cluster = name if has_slurmdbd else ""
+            self._slurmdbd_until = now + _AGAIN_S
+        if not self._slurmdbd_cluster:
             return None
-        name = config.get("ClusterName", self.cluster)
-        return SlurmdbdClient(self._commands, name, self.list_fields, self.resolver)
+        return SlurmdbdClient(
+            self._commands, self._slurmdbd_cluster, self.list_fields, self.resolver
+        )
 
     def _choose_queue_format(self, current: QueueFormat | None) -> QueueFormat:
         """Return the queue format: the given one, or a new one after ten minutes or an upgrade."""
