@@ -50,24 +50,8 @@ matrix-search: setup-slurm setup-servers ## Run the tests of search servers on t
 	STEWARD_ELASTICSEARCH=8 STEWARD_OPENSEARCH=2 $(BIN)/pytest tests/integration -m search $(ARGS)
 
 bench: export PYTHONPATH := tests:tests/integration
-bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs or in BENCH_DIR
-	$(BIN)/python bench/run.py $(ARGS)
-	$(BIN)/python bench/queue_cost.py
-	$(BIN)/python bench/search_bench.py
-	$(BIN)/python bench/archive_bench.py
-	$(BIN)/python bench/sacct_bench.py
-	$(BIN)/python bench/imports_bench.py
-	$(BIN)/python bench/commands_bench.py
-	$(BIN)/python bench/reports_bench.py
-	$(BIN)/python bench/shim_bench.py
-	$(BIN)/python bench/sinks_bench.py
-	$(BIN)/python bench/nodes_bench.py
-	$(BIN)/python bench/controllers_bench.py
-	$(BIN)/python bench/gate_bench.py
-	$(BIN)/python bench/gpu.py
-	$(BIN)/python bench/sensor_bench.py
-	$(BIN)/python bench/sbatch_bench.py
-	$(BIN)/python bench/web_bench.py
+bench: setup-slurm setup-web setup-servers ## Measure, on tmpfs or in BENCH_DIR; fail if a bar is missed
+	$(BIN)/python bench/suite.py $(ARGS)
 
 soak: setup-slurm setup-databases ## Run the long storms, and a week's operation in an hour
 	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_soak.py

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from bars import Bar, check, finish
 from harness.bank import charge, config_of, feed, life, make_shared_site
 from harness.socket import serving
 from scale import scaled
@@ -25,15 +26,20 @@ from steward.core.config.reader import load_settings
 from steward.daemon.contexts import make_registry
 
 STEWARD: Final = (sys.executable, "-m", "steward")
-COMMANDS: Final = {
-    "python -c pass": ((sys.executable, "-c", "pass"), ""),
-    "sacct --version": (("sacct", "--version"), ""),
-    "steward --help": ((*STEWARD, "--help"), "0.09"),
-    "steward job 7": ((*STEWARD, "job", "7"), "0.12"),
-    "steward archive list": ((*STEWARD, "archive", "list"), "0.12"),
-    "steward bank balance": ((*STEWARD, "bank", "balance"), "0.12"),
+_PYTHON: Final = "python -c pass"
+_HELP: Final = Bar("steward --help: CPU time", "s", 0.09, _PYTHON)
+_JOB: Final = Bar("steward job N: CPU time", "s", 0.12, _PYTHON)
+_LIST: Final = Bar("steward archive list: CPU time", "s", 0.12, _PYTHON)
+_BALANCE: Final = Bar("steward bank balance: CPU time", "s", 0.12, _PYTHON)
+COMMANDS: Final[dict[str, tuple[tuple[str, ...], Bar | None]]] = {
+    _PYTHON: ((sys.executable, "-c", "pass"), None),
+    "sacct --version": (("sacct", "--version"), None),
+    "steward --help": ((*STEWARD, "--help"), _HELP),
+    "steward job 7": ((*STEWARD, "job", "7"), _JOB),
+    "steward archive list": ((*STEWARD, "archive", "list"), _LIST),
+    "steward bank balance": ((*STEWARD, "bank", "balance"), _BALANCE),
 }
-"""Commands, each with the CPU time that it should take, in seconds."""
+"""Commands, each with its bar."""
 _LIMIT_S: Final = 60
 """Longest run of a command, in seconds."""
 
@@ -85,9 +91,12 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory(prefix="steward-bench-") as directory:
         figures = measure(Path(directory), rounds)
-    print(f"{'CPU time of a process, s':26} {'least':>7}  wanted")
+    print(f"{'CPU time of a process, s':26} {'least':>7}")
     for name, seconds in figures.items():
-        print(f"{name:26} {seconds:7.3f}  {COMMANDS[name][1]}".rstrip())
+        print(f"{name:26} {seconds:7.3f}")
+        if (bar := COMMANDS[name][1]) is not None:
+            check(bar, seconds, figures[_PYTHON])
+    finish()
 
 
 if __name__ == "__main__":

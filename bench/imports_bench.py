@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bars import Bar, check, finish
 from scale import scaled
 from steward.accounting.imports import ImportEventMaker, get_positions_path, import_days
 from steward.core.config import Settings
@@ -38,6 +39,9 @@ from steward.slurm.users import NameResolver
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 10_000
+_CPU = Bar("import from slurmdbd: CPU time of a job or step", "ms", 0.3)
+_JOURNAL = Bar("import from slurmdbd: journal of a job", "B", 200)
+_JOBS_DB = Bar("jobs.db of a job with two steps", "B", 2000)
 
 
 def make_rows(job: int, rng: random.Random) -> list[dict[str, str]]:
@@ -215,14 +219,15 @@ class Import:
         return os.path.getsize(database_path(self.settings.state_dir))
 
 
-def measure(name: str, step: Callable[[], float], rows: Callable[[], int], profiled: str) -> None:
-    """Run one step and print its CPU time."""
+def measure(name: str, step: Callable[[], float], rows: Callable[[], int], profiled: str) -> float:
+    """Run one step, print its CPU time, and return it in ms a row."""
     profile = cProfile.Profile() if profiled == name else None
     with profile or nullcontext():
         seconds = step()
     print(f"{name:14} {seconds:8.2f} s CPU  {seconds / rows() * 1000:6.3f} ms a row")
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
+    return seconds / rows() * 1000
 
 
 def main() -> None:
@@ -236,17 +241,25 @@ def main() -> None:
     try:
         one = Import(directory, arguments.jobs)
         for suffix in ("", " again"):
-            measure(f"read{suffix}", one.read, lambda: one.rows, arguments.profile)
+            cpu_ms = measure(f"read{suffix}", one.read, lambda: one.rows, arguments.profile)
             for name, kind in (("jobs.db", JobsConsumer), ("job log", LogConsumer)):
                 consumer = kind(one.settings)
                 apply = partial(one.apply, consumer)
-                measure(f"{name}{suffix}", apply, lambda: one.rows, arguments.profile)
+                applied_ms = measure(
+                    f"{name}{suffix}", apply, lambda: one.rows, arguments.profile
+                )
+                cpu_ms += applied_ms if kind is JobsConsumer else 0.0
             size = one.count_bytes()
             print(f"journal        {size} bytes  {size / arguments.jobs:.0f} a job")
-            size = one.count_jobs_bytes()
-            print(f"jobs.db        {size} bytes  {size / arguments.jobs:.0f} a job")
+            jobs_size = one.count_jobs_bytes()
+            print(f"jobs.db        {jobs_size} bytes  {jobs_size / arguments.jobs:.0f} a job")
+            if not suffix:
+                check(_CPU, cpu_ms)
+                check(_JOURNAL, size / arguments.jobs)
+                check(_JOBS_DB, jobs_size / arguments.jobs)
     finally:
         shutil.rmtree(Path(directory))
+    finish()
 
 
 if __name__ == "__main__":

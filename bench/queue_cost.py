@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from bars import Bar, check, finish
 from scale import scaled
 from steward.capture.observations import QueueObserver
 from steward.sandbox import Sandbox, SandboxSpec
@@ -25,6 +26,7 @@ from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
 
 RUNS = 5
+_POLL = Bar("poll of 20,000 queued jobs, in times of one squeue", "x", 1.2, "squeue")
 T = TypeVar("T")
 
 
@@ -142,6 +144,8 @@ def main() -> None:
     print(f"  look without changes   {costs.again_s:8.2f} s")
     print(f"  events of a first look {costs.events_s:8.2f} s")
     print(f"  so the next look waits {costs.squeue_s * 20:8.1f} s at the least")
+    check(_POLL, costs.again_s / costs.squeue_s, 1.0)
+    finish()
 
 
 if __name__ == "__main__":

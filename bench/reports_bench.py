@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bars import Bar, check, finish
 from scale import scaled
 from steward.core.access import Caller, ClusterRoles, ClusterRolesFiles
 from steward.core.actions import Registry
@@ -39,6 +40,8 @@ from steward.slurm.settings import ClusterSettings
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 YEAR_S = 365 * 86_400
 BATCH = 500
+_MONTH = Bar("report of a month", "s", 0.2, "from lines")
+_YEAR = Bar("report of a year", "s", 0.5, "from lines")
 ROOT = Caller(uid=0, user="root")
 YEAR = {"since": "2025-01-01", "until": "2026-01-01"}
 PERIODS = {
@@ -205,6 +208,7 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
         print(f"{jobs} jobs: sums {summed / 1e6:.1f} MB of {total / 1e6:.0f} MB")
         registry = make_registry(settings)
         replies: dict[tuple[str, str], Any] = {}
+        times: dict[tuple[str, str], float] = {}
         for way in ("sums", "lines"):
             if way == "lines":
                 connection.execute("DELETE FROM summed")
@@ -218,6 +222,9 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
                     if replies.setdefault((report, period), reply.rows) != reply.rows:
                         raise SystemExit(f"{report}, {period}: sums and lines differ")
                     print(f"{report:9} {period:14} {way:6} {wall_s:7.3f} s {cpu_s:7.3f} s CPU")
+                    times[way, period] = max(wall_s, times.get((way, period), 0.0))
+        for bar, period in ((_MONTH, "month"), (_YEAR, "year")):
+            check(bar, times["sums", period], times["lines", period])
     measure_sums(root, rounds)
 
 
@@ -231,6 +238,7 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="reports-bench-", dir=args.dir))
     try:
         measure(root, args.jobs, args.rounds)
+        finish()
     finally:
         shutil.rmtree(root)
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from bars import Bar, check, finish
 from scale import scaled
 from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.config import Settings
@@ -43,6 +44,8 @@ from steward.slurm.settings import ClusterSettings
 
 BEGIN_US = 1_790_000_000_000_000
 EVERY_US = 10_000_000
+_ALL = Bar("sacct of 200,000 jobs and steps", "s", 1.5, "plain reading")
+_ALLOCATIONS = Bar("sacct -X of 200,000 jobs", "s", 0.6, "plain reading of all")
 QUESTIONS = {
     "all": ("-a", "-S", "2026-01-01"),
     "all, -X": ("-a", "-X", "-S", "2026-01-01"),
@@ -218,6 +221,7 @@ def main() -> None:
     try:
         root.chmod(0o711)
         measure(root, args.jobs, args.rounds)
+        finish()
     finally:
         shutil.rmtree(root)
 
@@ -235,6 +239,8 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
     here = ask("root, jobs.db", reader, words, rounds)
     print(f"peak memory of all: {peak_mib([*reader, *QUESTIONS['all']]):.1f} MiB")
     print(f"CPU of all, to plain reading: {here['all'].cpu_s / plain.cpu_s:.2f}")
+    check(_ALL, here["all"].seconds, plain.seconds)
+    check(_ALLOCATIONS, here["all, -X"].seconds, plain.seconds)
     if os.geteuid() == 0:
         server = get_context("fork").Process(target=serve, args=(kept,))
         server.start()

@@ -18,6 +18,7 @@ import msgspec
 import spool_daemon
 
 import storm
+from bars import Bar, check, finish
 from run import fresh_directory
 from scale import scaled
 from servers.kafka import Kafka
@@ -32,6 +33,10 @@ from steward.extensions.search_servers.settings import (
 )
 from steward.slurm.environment import split_entries
 
+_OPENSEARCH = Bar(
+    "OpenSearch, catch-up: jobs a second", "/s", 2000, "a program that only sends", is_least=True
+)
+_MEMORY = Bar("OpenSearch, catch-up: peak memory of the sink", "MB", 200)
 NAME = "away"
 TOPIC = INDEX = "bench"
 _PLAIN = scaled(20_000, 500)
@@ -51,6 +56,7 @@ def main() -> None:
     for kind in options.kinds or list(KINDS)[: scaled(len(KINDS), 2)]:
         with fresh_directory() as where:
             measure(kind, where, options.jobs)
+    finish()
 
 
 def measure(kind: str, where: Path, jobs: int) -> None:
@@ -83,16 +89,21 @@ def measure(kind: str, where: Path, jobs: int) -> None:
     finally:
         server.stop()
     print(f"{kind}: {jobs} jobs while it was down")
-    _line("memory of its sink's process at the most, meanwhile", down_bytes / 1e6, "MB", "< 200")
-    _line("  and while it catches up", up_bytes / 1e6, "MB", "< 200")
+    _line("memory of its sink's process at the most, meanwhile", down_bytes / 1e6, "MB")
+    _line("  and while it catches up", up_bytes / 1e6, "MB")
     _line("caught up after", took_s, "s")
-    _line("  jobs a second", jobs / took_s, "/s", ">= 2000")
+    _line("  jobs a second", jobs / took_s, "/s")
     _line("  a program that only sends", 1 / plain_s, "/s")
     _line("  ratio to that", took_s / jobs / plain_s, "x")
+    if kind == "opensearch":
+        # The bar is the server's own limit, where that is less.
+        limit = min(_OPENSEARCH.limit, 1 / plain_s)
+        check(msgspec.structs.replace(_OPENSEARCH, limit=limit), jobs / took_s, 1 / plain_s)
+        check(_MEMORY, max(down_bytes, up_bytes) / 1e6)
 
 
-def _line(name: str, value: float, unit: str, wanted: str = "") -> None:
-    print(f"  {name:54} {value:10.2f} {unit:4} {wanted}".rstrip(), flush=True)
+def _line(name: str, value: float, unit: str) -> None:
+    print(f"  {name:54} {value:10.2f} {unit}", flush=True)
 
 
 def _storm(daemon: spool_daemon.Daemon, settings: Settings, where: Path, jobs: int) -> None:

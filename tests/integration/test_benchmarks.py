@@ -1,4 +1,4 @@
-"""Benchmarks at their smallest size: the lines of ``make bench``, and those run by hand."""
+"""Benchmarks at their smallest size: those of ``make bench``, and those run by hand."""
 
 import os
 import subprocess
@@ -8,29 +8,22 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from suite import PROGRAMS
+
 HERE = Path(__file__).parents[2]
 PARTS = {"storm.py", "observing.py"}
 """Programs that benchmarks start."""
+SUITE = "suite.py"
+"""Program that runs all of PROGRAMS."""
 BY_HAND = {"files_bench.py", "million.py", "soak.py"}
 """Benchmarks that `make bench` does not run."""
 MARKS = {"sinks_bench.py": pytest.mark.servers}
 
 
-def programs_of_make() -> list[str]:
-    """Return the programs of ``make bench``, without the set-up before them."""
-    words = ["make", "--dry-run", "--no-print-directory", "bench", "ARGS="]
-    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=True)
-    return [
-        word.removeprefix("bench/")
-        for line in done.stdout.splitlines()
-        for word in line.split()
-        if word.startswith("bench/")
-    ]
-
-
 def cases() -> list[Any]:
     """Return each benchmark with its pytest marks."""
-    programs = [*programs_of_make(), *sorted(BY_HAND)]
+    programs = [*PROGRAMS, *sorted(BY_HAND)]
     return [pytest.param(name, marks=MARKS.get(name, pytest.mark.wide)) for name in programs]
 
 
@@ -40,7 +33,13 @@ def test_no_benchmark_is_left_out() -> None:
         for path in (HERE / "bench").glob("*.py")
         if 'if __name__ == "__main__":' in path.read_text()
     }
-    assert programs == {*programs_of_make(), *BY_HAND, *PARTS}
+    assert programs == {*PROGRAMS, *BY_HAND, *PARTS, SUITE}
+
+
+def test_make_bench_runs_the_suite() -> None:
+    words = ["make", "--dry-run", "--no-print-directory", "bench", "ARGS="]
+    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=True)
+    assert f"bench/{SUITE}" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.timeout(600)
