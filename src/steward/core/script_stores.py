@@ -44,9 +44,8 @@ _MAX_SINGLE_SYNCS = 8
 """Most files to sync one by one; a larger batch is synced with one syncfs(2)."""
 
 _FRESH_S = 600.0
-"""Age, in seconds, up to which a count of leftovers justifies the detaching of a consumer."""
-_LONGEST_COUNT_S = 120.0
-"""Longest wait for a count of leftovers, in seconds: a file system may hang."""
+"""Age, in seconds, up to which a count of leftovers justifies the detaching of a consumer; after
+that time without a result, the count starts again, because a file system may have hung."""
 
 COUNT_FILES = """
 import os, sys
@@ -465,7 +464,7 @@ class LeftoverCount:
         self._stores = stores
         self._every_s = every_s
         self._due_at = 0.0
-        self._started_at = -math.inf
+        self._started_at = self._counted_at = -math.inf
         self._known_bytes = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -485,9 +484,12 @@ class LeftoverCount:
             self._process = None
             if process.returncode == 0:
                 self.size = max(0, int(output) - known_bytes)
+                self._counted_at = now
             else:
                 log.warning("cannot count the files in %s", ", ".join(self._list_directories()))
         elif now >= self._due_at:
+            if self._process is not None:
+                log.warning("the count of files in %s hangs", ", ".join(self._list_directories()))
             self.close()
             self._due_at = now + self._every_s
             self._started_at = now
@@ -495,15 +497,16 @@ class LeftoverCount:
             self._start()
 
     def refresh(self) -> bool:
-        """Let :meth:`update` count again if the last count is old; return whether to wait for it.
+        """Let :meth:`update` count again if the last result is old; return whether it is old.
 
-        A count that fails or takes too long leaves the last size valid.
+        A count that fails or hangs has no result, so the last one becomes ever older.
         """
-        age_s = time.monotonic() - self._started_at
-        if age_s >= _FRESH_S:
+        now = time.monotonic()
+        if now - self._counted_at < _FRESH_S:
+            return False
+        if now - self._started_at >= _FRESH_S:
             self._due_at = 0.0
-            return True
-        return self._process is not None and age_s < _LONGEST_COUNT_S
+        return True
 
     def close(self) -> None:
         """End a running count."""
