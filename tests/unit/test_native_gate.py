@@ -410,20 +410,27 @@ def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
         assert ask() == ADMITTED
 
 
-def test_a_file_of_a_newer_format_changes_no_policy(checked: Path, tmp_path: Path) -> None:
+def test_policies_are_read_from_a_file_of_a_newer_format(checked: Path, tmp_path: Path) -> None:
     newer = f"format {FORMAT + 1}"
     with asking(checked, tmp_path, f"format {FORMAT}", "policy deny") as ask:
         assert ask() == REFUSED
-        conf(tmp_path, newer, "policy allow", "quiet_s 3")
+        # Without a policy that can be read, the last one holds.
+        conf(tmp_path, newer, "quiet_s 3")
         assert ask() == REFUSED
-        conf(tmp_path, f"format {FORMAT}", "policy allow", "quiet_s 3")
+        conf(tmp_path, newer, "policy lenient", "quiet_s 3")
+        assert ask() == REFUSED
+        conf(tmp_path, newer, "policy allow", "quiet_s 3")
         assert ask() == ADMITTED
         conf(tmp_path, "policy deny", newer)
+        assert ask() == REFUSED
+        conf(tmp_path, newer, "policy allow", "default_partition p", "partition p deny")
         assert ask() == ADMITTED
-    # Without an earlier file: as without any, which is logged beside the outage, once.
+    # Without an earlier file, as at the start of slurmctld; it is logged beside the outage, once.
     orders = [*begun(tmp_path, newer, "policy deny"), "ask submit 1", "ask submit 1", "log"]
     *lines, log = run_gate(checked, orders)
-    assert codes([*lines, log]) == [ADMITTED, ADMITTED, "2"]
+    assert codes([*lines, log]) == [REFUSED, REFUSED, "2"]
+    orders = [*begun(tmp_path, newer, "partition p deny"), "set partition 70", "ask submit 1"]
+    assert codes(run_gate(checked, orders)) == [REFUSED]
 
 
 def test_a_text_that_is_longer_than_any_that_is_priced_is_cut_and_named(checked: Path) -> None:

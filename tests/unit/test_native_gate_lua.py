@@ -368,7 +368,9 @@ def test_without_luasocket_the_policy_holds_and_it_is_said_once(lua: str, tmp_pa
     )
 
 
-def test_a_file_of_a_newer_format_changes_no_policy_and_is_logged_once(tmp_path: Path) -> None:
+def test_policies_are_read_from_a_file_of_a_newer_format_which_is_logged_once(
+    tmp_path: Path,
+) -> None:
     head = site(tmp_path, f"format {FORMAT}", "policy deny")
     newer = FORMAT + 1
     program = f"""
@@ -378,16 +380,20 @@ def test_a_file_of_a_newer_format_changes_no_policy_and_is_logged_once(tmp_path:
         file:close()
     end
     print((submit()))
-    for _, text in ipairs({{"format {newer}\\npolicy allow\\n",
-            "format {FORMAT}\\npolicy allow\\n", "policy deny\\nformat {newer}\\n"}}) do
+    for _, text in ipairs({{"format {newer}\\n", "format {newer}\\npolicy lenient\\n",
+            "format {newer}\\npolicy allow\\n", "format {FORMAT}\\npolicy allow\\n",
+            "policy deny\\nformat {newer}\\n"}}) do
         rewrite(text)
         print((submit(3)))
     end
     print(#logged, logged[2])
     """
     *codes, logged = run(SOCKETS[0], head + program)
-    assert codes == ["2050", "2050", "0", "0"]
-    assert logged.startswith("3\tsteward_gate: a newer Steward wrote gate.conf: the settings from")
+    assert codes == ["2050", "2050", "2050", "0", "0", "2050"]
+    # slurmctld starts with the newer file.
+    head = site(tmp_path, f"format {newer}", "policy deny")
+    assert run(SOCKETS[0], head + "print((submit()))") == ["2050"]
+    assert logged.startswith("3\tsteward_gate: a newer Steward wrote gate.conf: only its policies")
 
 
 def test_nothing_that_a_job_is_raises_anything(lua: str, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ struct conf {
 	struct asking asking;
 	char default_partition[NAME_BYTES];
 	enum policy policy; /* of every other partition */
+	int has_policy;     /* whether the file states it */
 	struct rule *rules;
 	size_t rule_count;
 };
@@ -110,7 +111,7 @@ static void take_line(struct conf *new, char *line)
 	else if (!strcmp(words[0], "format"))
 		new->format = strtol(words[1], NULL, 10);
 	else if (!strcmp(words[0], "policy"))
-		(void)read_policy(words[1], &new->policy);
+		new->has_policy |= read_policy(words[1], &new->policy);
 	else if (!strcmp(words[0], "default_partition"))
 		take_text(new->default_partition, NAME_BYTES, words[1]);
 	else if (!strcmp(words[0], "socket"))
@@ -135,13 +136,16 @@ static void read_conf(FILE *file)
 		take_line(&new, line);
 	free(line);
 	is_newer = new.format > FORMAT;
-	/* Its lines may mean something else now: the last policy that was understood holds. */
-	if (is_newer) {
-		free(new.rules);
+	free(conf.rules);
+	if (!is_newer) {
+		conf = new;
 		return;
 	}
-	free(conf.rules);
-	conf = new;
+	/* Every format states policies alike; other lines may mean something else now. */
+	conf.rules = new.rules;
+	conf.rule_count = new.rule_count;
+	if (new.has_policy)
+		conf.policy = new.policy;
 }
 
 /*

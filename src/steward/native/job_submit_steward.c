@@ -304,8 +304,8 @@ static void tell(char **message, const char *text)
 static void log_change(enum asked asked, const char *why)
 {
 	if (take_newer_format())
-		slurm_error("job_submit/steward: a newer Steward wrote gate.conf: the settings from "
-			    "before it still apply; install this plugin again and restart slurmctld");
+		slurm_error("job_submit/steward: a newer Steward wrote gate.conf: only its policies "
+			    "apply; install this plugin again and restart slurmctld");
 	if (asked == FAILED && !atomic_exchange(&is_said, 1))
 		slurm_error("job_submit/steward: the gate %s; the outage policy applies until it answers",
 			    why);

@@ -50,10 +50,11 @@ local STRICTNESS = { observe = 0, allow = 1, deny = 2 }
 
 local function defaults()
 	return { socket = "/run/steward/gate.sock", off_file = "/run/steward/gate.off",
-		timeout_s = 0.1, quiet_s = 10, policy = "allow", rules = {}, default_partition = "" }
+		timeout_s = 0.1, quiet_s = 10, rules = {}, default_partition = "" }
 end
 
 local conf = defaults()
+conf.policy = "allow"
 
 local function number_in(word, most)
 	local value = find(word, "^[%d.]+$") and tonumber(word)
@@ -80,9 +81,9 @@ local function take_line(new, line)
 	end
 end
 
--- Where the file is gone, what it said still holds: a daemon that ends may take it along. So it
--- does where a newer Steward wrote the file, for its lines may mean something else now: then
--- the result is true.
+-- Where the file is gone, what it said still holds: a daemon that ends may take it along. Of a
+-- file of a newer format, only the policies hold, which every format states alike; other lines may
+-- mean something else now: then the result is true.
 local function follow_conf()
 	local file = open(steward.conf_path, "r")
 	if not file then return end
@@ -91,7 +92,11 @@ local function follow_conf()
 	if not text then return end
 	local new = defaults()
 	for line in gmatch(text, "[^\r\n]+") do take_line(new, line) end
-	if new.format and new.format > FORMAT then return true end
+	if new.format and new.format > FORMAT then
+		conf.policy, conf.rules = new.policy or conf.policy, new.rules
+		return true
+	end
+	new.policy = new.policy or "allow"
 	conf = new
 end
 
@@ -260,8 +265,8 @@ end
 local function decide(op, job, part_list, by, job_id, jobs, partition)
 	local is_newer = follow_conf()
 	if is_newer and not was_newer then
-		log(true, "steward_gate: a newer Steward wrote gate.conf: the settings from before it "
-			.. "still apply; install the Lua files again and restart slurmctld")
+		log(true, "steward_gate: a newer Steward wrote gate.conf: only its policies "
+			.. "apply; install the Lua files again and restart slurmctld")
 	end
 	was_newer = is_newer
 	if exists(conf.off_file) then return SUCCESS end

@@ -30,8 +30,9 @@ QUIET_S: Final = 10
 FORMAT: Final = 1
 """Format of the file; gate_conf.c and steward_gate.lua have the newest that they can read.
 
-Increase it with each change that an older plugin would misunderstand, such as another word for a
-policy: the plugin that slurmctld has loaded then keeps the settings that it read last.
+Increase it with each change that an older plugin would misunderstand: the plugin that slurmctld has
+loaded then keeps the settings that it read last, or its defaults. The lines ``policy`` and
+``partition`` are the same in every format, so that every plugin applies the site's outage policy.
 """
 
 _NAME: Final = re.compile(r"[^\s#,]+")
