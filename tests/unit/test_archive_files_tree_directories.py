@@ -7,11 +7,12 @@ import pytest
 
 from harness import archive
 from harness.archive import DAY
+from harness.site import Site
 from steward.archive.files.permissions import FileReaders, read_acl_readers
 from steward.core.consumers import Rejected
 
 
-def feed_job(site: archive.Site, job_id: int) -> None:
+def feed_job(site: Site, job_id: int) -> None:
     script = archive.script(site, job_id, b"echo %d" % job_id)
     site.feed(script, archive.identity(script))
 
