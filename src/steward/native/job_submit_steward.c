@@ -8,8 +8,8 @@
  *     JobSubmitPlugins=lua,steward
  *
  * The gate gets a job's description in one line of JSON, and says in another whether it may
- * be queued, and what is to be changed of it. Where it does not answer in time, the site's
- * policy holds (see gate_conf.c), and jobs are let in or refused without it.
+ * be queued, and which fields to change. If it does not answer in time, the plugin admits or
+ * rejects jobs by the site's outage policy (see gate_conf.c).
  *
  * Only Slurm's public headers are used. slurmctld calls this from several threads at once
  * (23.02 and later): all that is shared lies in gate_ask.c and
