@@ -125,7 +125,7 @@ def _of_node(
             reason_user="",
             reason_at=None,
             old_reason=reason,
-            source="reconcile",
+            source="interval",
             failed=False,
         )
         free_at = at + timedelta(hours=random_.expovariate(1 / hours))
