@@ -81,7 +81,7 @@ def test_two_open_a_new_ledger_at_once(postgresql: PostgreSQL) -> None:
         each.close()
 
 
-@pytest.mark.parametrize("table", ["act", "entry", "charge_version", "rate"])
+@pytest.mark.parametrize("table", ["ledger_transaction", "posting", "charge_version", "rate"])
 def test_what_is_entered_stays(ledger: Ledger, place: Settings, table: str) -> None:
     with ledger.transaction() as t:
         account(t, "phys", 5)
@@ -121,7 +121,7 @@ def test_the_proof_finds_what_was_changed(place: Settings) -> None:
         account(t, "phys", 5)
     with connected(place) as direct:
         direct.execute("UPDATE allocation SET balance = 6 WHERE number = 1")
-        direct.execute("ALTER TABLE entry DISABLE TRIGGER ALL")
+        direct.execute("ALTER TABLE posting DISABLE TRIGGER ALL")
     assert {each.kind for each in ledger.check()} == {"balance", "unbalanced", "schema"}
     ledger.close()
 

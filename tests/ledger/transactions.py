@@ -284,7 +284,7 @@ class MoneyCases:
                 t.queries.sum_usage(("colour",))
 
     def test_hostile_text_is_kept_as_far_as_it_can_be(self, ledger: Ledger) -> None:
-        hostile = "a\0b\ud800c'; DROP TABLE entry; --\u202e"
+        hostile = "a\0b\ud800c'; DROP TABLE posting; --\u202e"
         with ledger.transaction() as t:
             account(t, "phys", note=hostile)
             made = t.transfers.deposit("phys", 1, Authorship(who=hostile, why=hostile, key=hostile))

@@ -179,7 +179,9 @@ def test_nobody_listens(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("table", ["act", "entry", "charge_version", "rate", "settlement"])
+@pytest.mark.parametrize(
+    "table", ["ledger_transaction", "posting", "charge_version", "rate", "settlement"]
+)
 def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) -> None:
     edit(
         place,
@@ -211,15 +213,18 @@ def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) ->
             ],
             "account",
         ),
-        (["DROP TRIGGER entry_never_UPDATE"], "schema"),
+        (["DROP TRIGGER posting_never_UPDATE"], "schema"),
         (
             [
-                "DROP TRIGGER entry_never_UPDATE",
-                "UPDATE entry SET amount = amount + 1 WHERE allocation = 1",
+                "DROP TRIGGER posting_never_UPDATE",
+                "UPDATE posting SET amount = amount + 1 WHERE allocation = 1",
             ],
             "unbalanced",
         ),
-        (["DROP TRIGGER entry_never_DELETE", "DELETE FROM entry WHERE allocation = 1"], "balance"),
+        (
+            ["DROP TRIGGER posting_never_DELETE", "DELETE FROM posting WHERE allocation = 1"],
+            "balance",
+        ),
     ],
 )
 def test_the_proof_finds_what_was_changed(

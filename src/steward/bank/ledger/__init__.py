@@ -6,7 +6,7 @@ deleted; a correction is another transaction. Amounts are integer micro-SU.
 :func:`open_ledger` returns a :class:`~steward.bank.ledger.ledger.Ledger`. Its ``transaction()``
 and ``reading()`` give access to accounts, allocations, charges, transfers, rates and the outbox,
 each in the module of that name. ``tables`` holds the schema, ``engine`` the database connection,
-``postings`` the only code that writes entries, ``proof`` the consistency check.
+``postings`` the only code that writes postings, ``proof`` the consistency check.
 
 Importing this package is cheap: it re-exports the record types. :func:`open_ledger` loads
 the rest, which needs SQLAlchemy.

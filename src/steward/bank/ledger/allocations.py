@@ -179,7 +179,7 @@ class Allocations:
             ),
         )
         if amount:
-            session.post_entries(transaction, "deposit", {ISSUED: -amount, number: amount})
+            session.write_postings(transaction, "deposit", {ISSUED: -amount, number: amount})
         return self._require(number)
 
     def change(

@@ -44,10 +44,10 @@ from steward.bank.ledger.tables import (
     USAGE,
     StoredCharge,
     StoredVersion,
-    act,
     charge,
     charge_version,
-    entry,
+    posting,
+    transaction,
 )
 from steward.bank.money import MAX_AMOUNT, format_money
 from steward.bank.records import AllocationShare, Charge
@@ -194,10 +194,10 @@ class _ChargePayments:
     def _sum_payments(self, number: int) -> dict[int, int]:
         """Return the net amount that each allocation has paid of a charge."""
         query = (
-            select(entry.c.allocation, func.sum(entry.c.amount).label("amount"))
-            .join(act, act.c.number == entry.c.act)
-            .where(act.c.charge == number, entry.c.allocation > 0)
-            .group_by(entry.c.allocation)
+            select(posting.c.allocation, func.sum(posting.c.amount).label("amount"))
+            .join(transaction, transaction.c.number == posting.c.transaction)
+            .where(transaction.c.charge == number, posting.c.allocation > 0)
+            .group_by(posting.c.allocation)
         )
         return {
             row.allocation: -int(row.amount)
@@ -337,11 +337,11 @@ class Charges(_ChargePayments):
     def list_changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
         """List charges changed after a transaction number: (transaction number, author, charge)."""
         query = (
-            select(charge, act.c.number, act.c.posted_by)
-            .select_from(act)
-            .join(charge, charge.c.number == act.c.charge)
-            .where(act.c.number > after)
-            .order_by(act.c.number)
+            select(charge, transaction.c.number, transaction.c.posted_by)
+            .select_from(transaction)
+            .join(charge, charge.c.number == transaction.c.charge)
+            .where(transaction.c.number > after)
+            .order_by(transaction.c.number)
             .limit(limit)
         )
         return [
@@ -483,4 +483,4 @@ def _is_same_charge(first: Charge, second: Charge) -> bool:
 
 
 def _usage_amount(transfer: Transfer) -> int:
-    return sum(entry.amount for entry in transfer.postings if entry.name == "usage")
+    return sum(posting.amount for posting in transfer.postings if posting.name == "usage")

@@ -1,11 +1,11 @@
-"""Postings: write ledger transactions with their entries, and update balances.
+"""Postings: write ledger transactions with their postings, and update balances.
 
 :class:`LedgerSession` wraps one open database transaction and numbers what is written in it. It is
-the only place where entries are written and balances change. :class:`TransferWriter` writes and
+the only place where postings are written and balances change. :class:`TransferWriter` writes and
 reads complete transfers on top of it; accounts, allocations, charges and rates share it.
 
-A row of table ``act`` is one ledger transaction (number, author, reason, idempotency key); its
-rows in ``entry`` are the postings, which sum to zero. Amounts are micro-SU.
+A row of table ``ledger_transaction`` has number, author, reason and idempotency key; its rows in
+``posting`` are the postings, which sum to zero. Amounts are micro-SU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import Authorship, Posting, Transfer, TransferKind
 from steward.bank.ledger.tables import (
     COUNTERPARTS,
-    Act,
     StoredPosting,
+    StoredTransaction,
     account,
-    act,
     allocation,
     charge,
-    entry,
+    posting,
     state,
+    transaction,
 )
 from steward.bank.money import MAX_AMOUNT, format_money
 from steward.core.principals import PRINCIPALS
@@ -122,7 +122,9 @@ class LedgerSession:
         """
         if not author.key:
             return None
-        row = self.fetch_row(select(act.c.number, act.c.asked).where(act.c.key == author.key))
+        row = self.fetch_row(
+            select(transaction.c.number, transaction.c.asked).where(transaction.c.key == author.key)
+        )
         if row is None:
             return None
         if row.asked != request:
@@ -143,8 +145,8 @@ class LedgerSession:
         user: str = "",
         charge: int | None = None,
         amount: int = 0,
-    ) -> Act:
-        """Insert a ledger transaction without entries; return it.
+    ) -> StoredTransaction:
+        """Insert a ledger transaction without postings; return it.
 
         Args:
             kind: Kind of transaction.
@@ -162,7 +164,7 @@ class LedgerSession:
         if author.who in PRINCIPALS:
             PRINCIPALS[author.who].require(f"ledger.{kind}")
         self.seq += 1
-        transaction = Act(
+        stored = StoredTransaction(
             number=self.seq,
             at=self.now(author),
             kind=kind,
@@ -175,17 +177,17 @@ class LedgerSession:
             charge=charge,
             amount=amount,
         )
-        self.insert(act, transaction)
+        self.insert(transaction, stored)
         if account:
             self.touch(account)
-        return transaction
+        return stored
 
-    def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Posting]:
-        """Write the entries of a ledger transaction, by allocation, and update the balances.
+    def write_postings(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Posting]:
+        """Write the postings of a ledger transaction, by allocation, and update the balances.
 
         Raises:
             BankUsage: A balance would be too large.
-            BankError: The entries do not sum to zero, or a balance changed unexpectedly.
+            BankError: The postings do not sum to zero, or a balance changed unexpectedly.
         """
         if sum(amounts.values()):
             raise BankError(f"the postings of a {kind} do not sum to zero: {dict(amounts)}")
@@ -199,7 +201,7 @@ class LedgerSession:
             row.number: row
             for row in self.fetch_rows(select(*columns).where(allocation.c.number.in_(amounts)))
         }
-        entries: list[Posting] = []
+        postings: list[Posting] = []
         for row_number, amount in sorted(amounts.items()):
             if not amount:
                 continue
@@ -222,13 +224,15 @@ class LedgerSession:
                     f"the balance of allocation {row_number} changed unexpectedly: run "
                     "'steward bank check'"
                 )
-            entries.append(build_entry(row_number, amount, after, before.account))
+            postings.append(build_posting(row_number, amount, after, before.account))
             self.insert(
-                entry,
-                StoredPosting(act=number, allocation=row_number, amount=amount, balance=after),
+                posting,
+                StoredPosting(
+                    transaction=number, allocation=row_number, amount=amount, balance=after
+                ),
             )
-        self.touch(*{item.account for item in entries if item.account})
-        return entries
+        self.touch(*{item.account for item in postings if item.account})
+        return postings
 
     def touch(self, *names: str) -> None:
         """Mark accounts as changed, so that the gate's next update includes them."""
@@ -246,8 +250,8 @@ class LedgerSession:
         self.execute(update(account).values(seq=self.seq))
 
 
-def build_entry(number: int, amount: int, balance: int, account: str) -> Posting:
-    """Build an entry as users see it: the bank's own counterparts by name instead of number."""
+def build_posting(number: int, amount: int, balance: int, account: str) -> Posting:
+    """Build a posting as users see it: the bank's own counterparts by name instead of number."""
     return Posting(
         name=COUNTERPARTS.get(number) or f"allocation:{number}",
         amount=amount,
@@ -291,28 +295,28 @@ class TransferWriter:
         self._session = session
 
     def get(self, number: int) -> Transfer | None:
-        """Return the transfer of this number, or None if absent or without entries."""
+        """Return the transfer of this number, or None if absent or without postings."""
         row = self._session.fetch_row(
-            select(act, charge.c.key)
-            .outerjoin(charge, charge.c.number == act.c.charge)
-            .where(act.c.number == number)
+            select(transaction, charge.c.key)
+            .outerjoin(charge, charge.c.number == transaction.c.charge)
+            .where(transaction.c.number == number)
         )
-        entries = self._read_entries(number)
-        if row is None or not entries:
+        postings = self._read_postings(number)
+        if row is None or not postings:
             return None
-        return _build_transfer(decode_row(Act, row), row[-1] or "", entries)
+        return _build_transfer(decode_row(StoredTransaction, row), row[-1] or "", postings)
 
     def find_by_key(self, key: str) -> Transfer | None:
         """Return the transfer made under an idempotency key, or None."""
-        query = select(act.c.number).where(act.c.key == key)
+        query = select(transaction.c.number).where(transaction.c.key == key)
         number = self._session.fetch_value(query)
         return None if number is None else self.get(number)
 
     def list_by_key_prefix(self, prefix: str) -> list[Transfer]:
         """List the transfers whose idempotency key starts with a prefix, in order."""
-        condition = act.c.key.startswith(sanitize_text(prefix), autoescape=True)
+        condition = transaction.c.key.startswith(sanitize_text(prefix), autoescape=True)
         rows = self._session.fetch_rows(
-            select(act.c.number).where(condition).order_by(act.c.number)
+            select(transaction.c.number).where(condition).order_by(transaction.c.number)
         )
         transfers = [self.get(row.number) for row in rows]
         # SQLite's LIKE ignores case, and some ledger transactions move nothing.
@@ -335,7 +339,7 @@ class TransferWriter:
         charge: int | None = None,
         charge_key: str = "",
     ) -> Transfer:
-        """Write a transfer with its entries, as ``LedgerSession.add_transaction``.
+        """Write a transfer with its postings, as ``LedgerSession.add_transaction``.
 
         Args:
             kind: Kind of transfer.
@@ -365,8 +369,8 @@ class TransferWriter:
             charge=charge,
             amount=amount,
         )
-        entries = self._session.post_entries(transaction.number, kind, amounts)
-        return _build_transfer(transaction, charge_key, entries)
+        postings = self._session.write_postings(transaction.number, kind, amounts)
+        return _build_transfer(transaction, charge_key, postings)
 
     def find_repeat(self, author: Authorship, request: str) -> Transfer | None:
         """Return the transfer already made for the same request and key, or None.
@@ -377,18 +381,20 @@ class TransferWriter:
         number = self._session.find_repeat(author, request)
         return None if number is None else self.get(number)
 
-    def _read_entries(self, number: int) -> list[Posting]:
-        """Read the entries of a ledger transaction."""
-        columns = (entry.c.allocation, entry.c.amount, entry.c.balance, allocation.c.account)
-        query = select(*columns).join(allocation, allocation.c.number == entry.c.allocation)
+    def _read_postings(self, number: int) -> list[Posting]:
+        """Read the postings of a ledger transaction."""
+        columns = (posting.c.allocation, posting.c.amount, posting.c.balance, allocation.c.account)
+        query = select(*columns).join(allocation, allocation.c.number == posting.c.allocation)
         rows = self._session.fetch_rows(
-            query.where(entry.c.act == number).order_by(entry.c.allocation)
+            query.where(posting.c.transaction == number).order_by(posting.c.allocation)
         )
-        return [build_entry(row.allocation, row.amount, row.balance, row.account) for row in rows]
+        return [build_posting(row.allocation, row.amount, row.balance, row.account) for row in rows]
 
 
-def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Posting]) -> Transfer:
+def _build_transfer(
+    transaction: StoredTransaction, charge_key: str, postings: Sequence[Posting]
+) -> Transfer:
     """Build a transfer as users see it: with the key of its charge, without its request."""
     values = msgspec.structs.asdict(transaction)
     del values["asked"]
-    return Transfer(**values | {"charge": charge_key, "postings": tuple(entries)})
+    return Transfer(**values | {"charge": charge_key, "postings": tuple(postings)})

@@ -1,6 +1,6 @@
 """Ledger proof: recompute sums and compare them with the stored values.
 
-:func:`verify_ledger` runs all parts: schema and triggers, entries that sum to zero, balances,
+:func:`verify_ledger` runs all parts: schema and triggers, postings that sum to zero, balances,
 charges, amounts spent by users, the account tree, and gapless numbering. It backs
 ``steward bank check``. SU holds belong to the gate and are compared with live jobs elsewhere.
 """
@@ -18,15 +18,15 @@ from steward.bank.ledger.tables import (
     NEWEST_REVISION,
     StoredAllocation,
     account,
-    act,
     allocation,
     charge,
     charge_version,
-    entry,
     member,
+    posting,
     read_revision,
     settlement,
     state,
+    transaction,
 )
 from steward.core.sqlalchemy_tables import decode_row
 
@@ -69,21 +69,21 @@ def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
 
 
 def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
-    """Check that entries sum to zero, by transaction and in total."""
+    """Check that postings sum to zero, by transaction and in total."""
     sums = (
-        select(entry.c.act, func.sum(entry.c.amount).label("amount"))
-        .group_by(entry.c.act)
-        .having(func.sum(entry.c.amount) != 0)
+        select(posting.c.transaction, func.sum(posting.c.amount).label("amount"))
+        .group_by(posting.c.transaction)
+        .having(func.sum(posting.c.amount) != 0)
     )
     for row in _fetch_findings(session, sums):
         yield _make_finding(
-            "unbalanced", f"its postings sum to {int(row.amount)}", "transfer", row.act
+            "unbalanced", f"its postings sum to {int(row.amount)}", "transfer", row.transaction
         )
     moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *USAGE_KINDS)
     without_entries = (
-        select(act.c.number)
-        .outerjoin(entry, entry.c.act == act.c.number)
-        .where(act.c.kind.in_(moved), entry.c.act.is_(None))
+        select(transaction.c.number)
+        .outerjoin(posting, posting.c.transaction == transaction.c.number)
+        .where(transaction.c.kind.in_(moved), posting.c.transaction.is_(None))
     )
     for row in _fetch_findings(session, without_entries):
         yield _make_finding("unbalanced", "it has no postings", "transfer", row.number)
@@ -93,27 +93,29 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
 
 
 def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
-    """Compare the balances of allocations with their entries."""
+    """Compare the balances of allocations with their postings."""
     is_given = or_(
-        act.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
-        and_(act.c.kind == "rollover", entry.c.amount > 0),
+        transaction.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
+        and_(transaction.c.kind == "rollover", posting.c.amount > 0),
     )
     sums = (
         select(
-            entry.c.allocation,
-            func.sum(entry.c.amount).label("amount"),
-            func.sum(case((is_given, entry.c.amount), else_=0)).label("given"),
-            func.max(entry.c.act).label("last"),
+            posting.c.allocation,
+            func.sum(posting.c.amount).label("amount"),
+            func.sum(case((is_given, posting.c.amount), else_=0)).label("given"),
+            func.max(posting.c.transaction).label("last"),
         )
-        .join(act, act.c.number == entry.c.act)
-        .group_by(entry.c.allocation)
+        .join(transaction, transaction.c.number == posting.c.transaction)
+        .group_by(posting.c.allocation)
         .subquery()
     )
-    last = entry.alias()
+    last = posting.alias()
     rows = session.fetch_rows(
         select(allocation, sums.c.amount, sums.c.given, last.c.balance)
         .outerjoin(sums, sums.c.allocation == allocation.c.number)
-        .outerjoin(last, and_(last.c.allocation == allocation.c.number, last.c.act == sums.c.last))
+        .outerjoin(
+            last, and_(last.c.allocation == allocation.c.number, last.c.transaction == sums.c.last)
+        )
     )
     for row in rows:
         stored, (amount, given, last_balance) = decode_row(StoredAllocation, row), row[-3:]
@@ -135,13 +137,15 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare charges with their transfers, refunds and versions."""
     used = (
         select(
-            act.c.charge,
-            func.sum(-entry.c.amount).label("paid"),
-            func.sum(case((act.c.kind == "refund", entry.c.amount), else_=0)).label("back"),
+            transaction.c.charge,
+            func.sum(-posting.c.amount).label("paid"),
+            func.sum(case((transaction.c.kind == "refund", posting.c.amount), else_=0)).label(
+                "back"
+            ),
         )
-        .join(entry, entry.c.act == act.c.number)
-        .where(act.c.charge.is_not(None), entry.c.allocation > 0)
-        .group_by(act.c.charge)
+        .join(posting, posting.c.transaction == transaction.c.number)
+        .where(transaction.c.charge.is_not(None), posting.c.allocation > 0)
+        .group_by(transaction.c.charge)
         .subquery()
     )
     posted = (
@@ -166,21 +170,25 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         problem = f"its amount is {row.due}, its postings sum to {int(row.paid or 0)}"
         yield _make_finding("charge", problem, "charge", row.key)
     orphans = (
-        select(act.c.number)
-        .outerjoin(charge, charge.c.number == act.c.charge)
-        .where(act.c.charge.is_not(None), charge.c.number.is_(None))
+        select(transaction.c.number)
+        .outerjoin(charge, charge.c.number == transaction.c.charge)
+        .where(transaction.c.charge.is_not(None), charge.c.number.is_(None))
     )
     for row in _fetch_findings(session, orphans):
         yield _make_finding("charge", "its charge is missing", "transfer", row.number)
 
 
 def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
-    """Compare the amounts spent by users with the entries."""
+    """Compare the amounts spent by users with the postings."""
     query = (
-        select(act.c.account, act.c.user, func.sum(-entry.c.amount).label("spent"))
-        .join(entry, entry.c.act == act.c.number)
-        .where(act.c.kind.in_(USAGE_KINDS), entry.c.allocation > 0, act.c.user != "")
-        .group_by(act.c.account, act.c.user)
+        select(
+            transaction.c.account, transaction.c.user, func.sum(-posting.c.amount).label("spent")
+        )
+        .join(posting, posting.c.transaction == transaction.c.number)
+        .where(
+            transaction.c.kind.in_(USAGE_KINDS), posting.c.allocation > 0, transaction.c.user != ""
+        )
+        .group_by(transaction.c.account, transaction.c.user)
     )
     summed = {(name, user): int(spent) for name, user, spent in session.fetch_rows(query)}
     members = session.fetch(Member, select(member))
@@ -220,7 +228,7 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
 def _check_numbers(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Check that ledger transactions and settlements are numbered without gaps."""
     for table, column, expected in (
-        (act, act.c.number, session.seq),
+        (transaction, transaction.c.number, session.seq),
         (settlement, settlement.c.seq, session.settlement),
     ):
         lowest, last = (func.coalesce(aggregate(column), 0) for aggregate in (func.min, func.max))

@@ -33,7 +33,7 @@ from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
 from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
-from steward.bank.ledger.tables import act, allocation, charge, entry, member
+from steward.bank.ledger.tables import allocation, charge, member, posting, transaction
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
 from steward.core.sqlalchemy_tables import decode_row
 from steward.core.timestamps import from_micros, to_micros
@@ -102,10 +102,10 @@ class LedgerQueries:
         if at is None:
             return sum(allocation.balance for allocation in active)
         query = (
-            select(func.sum(entry.c.amount))
-            .join(act, act.c.number == entry.c.act)
-            .where(entry.c.allocation.in_([allocation.number for allocation in active]))
-            .where(act.c.at <= at)
+            select(func.sum(posting.c.amount))
+            .join(transaction, transaction.c.number == posting.c.transaction)
+            .where(posting.c.allocation.in_([allocation.number for allocation in active]))
+            .where(transaction.c.at <= at)
         )
         return int(self._session.fetch_value(query) or 0)
 
@@ -139,14 +139,14 @@ class LedgerQueries:
         name = self._accounts.find_payer(account) and account.lower() if account else ""
         query = self._select_lines(name, user)
         if end is not None:
-            query = query.where(act.c.at < end)
+            query = query.where(transaction.c.at < end)
         if before:
-            query = query.where(act.c.number < before)
+            query = query.where(transaction.c.number < before)
         closing = int(
-            self._session.fetch_value(query.with_only_columns(func.sum(entry.c.amount))) or 0
+            self._session.fetch_value(query.with_only_columns(func.sum(posting.c.amount))) or 0
         )
         if begin is not None:
-            query = query.where(act.c.at >= begin)
+            query = query.where(transaction.c.at >= begin)
         statement_lines, total = [], closing
         for line in self._session.fetch(StatementLine, _select_latest(query, limit)):
             amount = int(line.amount)  # PostgreSQL's sums are decimals
@@ -244,32 +244,33 @@ class LedgerQueries:
         )
 
     def _select_lines(self, account: str, user: str) -> "Select[Any]":
-        """Select the entries of a statement.
+        """Select the postings of a statement.
 
-        The query uses the indexes on account and user: its cost depends on their entries, not
+        The query uses the indexes on account and user: its cost depends on their postings, not
         on the size of the ledger.
         """
-        spent = act.c.kind.in_(USAGE_KINDS)
+        spent = transaction.c.kind.in_(USAGE_KINDS)
         if user:
-            condition = and_(act.c.user == user, spent)
+            condition = and_(transaction.c.user == user, spent)
             if account:
-                condition = and_(condition, act.c.account == account)
+                condition = and_(condition, transaction.c.account == account)
         else:
-            charged = and_(act.c.account == account, spent)
-            postings = select(entry.c.act).join(
-                allocation, allocation.c.number == entry.c.allocation
+            charged = and_(transaction.c.account == account, spent)
+            transactions = select(posting.c.transaction).join(
+                allocation, allocation.c.number == posting.c.allocation
             )
             numbers = union(
-                postings.where(allocation.c.account == account), select(act.c.number).where(charged)
+                transactions.where(allocation.c.account == account),
+                select(transaction.c.number).where(charged),
             )
             condition = and_(
-                act.c.number.in_(numbers), or_(allocation.c.account == account, charged)
+                transaction.c.number.in_(numbers), or_(allocation.c.account == account, charged)
             )
         return (
-            select(act.c.number, entry.c.amount)
-            .select_from(act)
-            .join(entry, entry.c.act == act.c.number)
-            .join(allocation, allocation.c.number == entry.c.allocation)
+            select(transaction.c.number, posting.c.amount)
+            .select_from(transaction)
+            .join(posting, posting.c.transaction == transaction.c.number)
+            .join(allocation, allocation.c.number == posting.c.allocation)
             .where(allocation.c.number > 0, condition)
         )
 
@@ -278,10 +279,14 @@ class LedgerQueries:
         allocations: dict[int, list[int]] = {line.number: [] for line in lines}
         numbers = list(allocations)
         for start in range(0, len(numbers), _BATCH_SIZE):
-            condition = entry.c.act.in_(numbers[start : start + _BATCH_SIZE])
-            query = select(entry.c.act, entry.c.allocation).where(condition, entry.c.allocation > 0)
-            for row in self._session.fetch_rows(query.order_by(entry.c.act, entry.c.allocation)):
-                allocations[row.act].append(row.allocation)
+            condition = posting.c.transaction.in_(numbers[start : start + _BATCH_SIZE])
+            query = select(posting.c.transaction, posting.c.allocation).where(
+                condition, posting.c.allocation > 0
+            )
+            for row in self._session.fetch_rows(
+                query.order_by(posting.c.transaction, posting.c.allocation)
+            ):
+                allocations[row.transaction].append(row.allocation)
         return [
             msgspec.structs.replace(line, allocations=tuple(allocations[line.number]))
             for line in lines
@@ -300,24 +305,35 @@ def _merge_by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
     return sorted(days.values(), key=lambda row: row.day)
 
 
-def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
+def _select_latest(postings: "Select[Any]", limit: int) -> "Select[Any]":
     """Select the lines of a statement, latest first, at most ``limit``; all for 0."""
     # Ledger transactions are numbered in the order of their times.
     sums = (
-        entries.with_only_columns(act.c.number, func.sum(entry.c.amount).label("amount"))
-        .group_by(act.c.number)
-        .order_by(act.c.number.desc())
+        postings.with_only_columns(transaction.c.number, func.sum(posting.c.amount).label("amount"))
+        .group_by(transaction.c.number)
+        .order_by(transaction.c.number.desc())
     )
     latest = (sums.limit(limit) if limit else sums).subquery()
     columns = (
-        *(act.c.number, act.c.at, act.c.kind, act.c.posted_by, act.c.reason),
-        *(act.c.account, act.c.user, func.coalesce(charge.c.key, ""), latest.c.amount),
+        *(
+            transaction.c.number,
+            transaction.c.at,
+            transaction.c.kind,
+            transaction.c.posted_by,
+            transaction.c.reason,
+        ),
+        *(
+            transaction.c.account,
+            transaction.c.user,
+            func.coalesce(charge.c.key, ""),
+            latest.c.amount,
+        ),
     )
     return (
         select(*columns)
         .select_from(latest)
-        .join(act, act.c.number == latest.c.number)
-        .outerjoin(charge, charge.c.number == act.c.charge)
+        .join(transaction, transaction.c.number == latest.c.number)
+        .outerjoin(charge, charge.c.number == transaction.c.charge)
         .order_by(latest.c.number.desc())
     )
 
@@ -373,27 +389,27 @@ class BalanceHistory:
     def _balance_before(self, allocations: Sequence[int], at: datetime) -> int:
         """Return the balance of allocations before a time."""
         query = (
-            select(func.sum(entry.c.amount))
-            .join(act, act.c.number == entry.c.act)
-            .where(entry.c.allocation.in_(allocations), act.c.at < at)
+            select(func.sum(posting.c.amount))
+            .join(transaction, transaction.c.number == posting.c.transaction)
+            .where(posting.c.allocation.in_(allocations), transaction.c.at < at)
         )
         return int(self._session.fetch_value(query) or 0)
 
     def _sum_by_quarter(
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
-        """Sum entries by 15-minute interval: interval, amount moved, and part spent on jobs."""
-        quarter = quarter_hour_number(type_coerce(act.c.at, BigInteger)).label("quarter")
-        spent = case((act.c.kind.in_(USAGE_KINDS), entry.c.amount), else_=0)
+        """Sum postings by 15-minute interval: interval, amount moved, and part spent on jobs."""
+        quarter = quarter_hour_number(type_coerce(transaction.c.at, BigInteger)).label("quarter")
+        spent = case((transaction.c.kind.in_(USAGE_KINDS), posting.c.amount), else_=0)
         query = (
             select(
-                quarter, func.sum(entry.c.amount).label("amount"), func.sum(spent).label("spent")
+                quarter, func.sum(posting.c.amount).label("amount"), func.sum(spent).label("spent")
             )
-            .select_from(act)
-            .join(entry, entry.c.act == act.c.number)
-            .join(allocation, allocation.c.number == entry.c.allocation)
+            .select_from(transaction)
+            .join(posting, posting.c.transaction == transaction.c.number)
+            .join(allocation, allocation.c.number == posting.c.allocation)
             .where(allocation.c.number.in_(allocations))
-            .where(act.c.at >= begin, act.c.at < end)
+            .where(transaction.c.at >= begin, transaction.c.at < end)
             .group_by(quarter)
             .order_by(quarter)
         )
@@ -417,9 +433,7 @@ def export_books(session: LedgerSession, accounts: Accounts, after_seq: int) -> 
     created = [account for account in by_name.values() if account.known]
     _add_payers(by_name, accounts)
     books = GateBooks(
-        seq=session.seq,
-        accounts=tuple(_attach_money(session, created, by_name)),
-        whole=is_full,
+        seq=session.seq, accounts=tuple(_attach_money(session, created, by_name)), whole=is_full
     )
     return books if is_full else msgspec.structs.replace(books, after=after_seq)
 

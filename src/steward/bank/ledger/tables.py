@@ -4,10 +4,10 @@ Each table is derived from a Struct: a record of the ledger, or a row that adds 
 database holds. Alembic migrations create the tables; :func:`upgrade_schema` runs them when a ledger
 is opened, and loads Alembic only if the schema is not the newest.
 
-Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
-that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a
-row of ``allocation``: an account's allocation, or one of the bank's own counterparts, which have
-negative numbers. Balances are stored beside the entries, so that nobody needs to sum them up.
+Each change is a row of ``ledger_transaction`` with number, author and reason. A transaction that
+moves money has rows in ``posting`` whose sum is zero. Each posting belongs to a row of
+``allocation``: an account's allocation, or one of the bank's own counterparts, which have
+negative numbers. Balances are stored beside the postings, so that nobody needs to sum them up.
 """
 
 from datetime import datetime
@@ -44,7 +44,7 @@ ADJUSTED: Final = -4
 COUNTERPARTS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
 """The bank's own rows of ``allocation``, for deposits, charges, expiry and adjustments."""
 
-APPEND_ONLY: Final = ("act", "entry", "charge_version", "rate", "settlement")
+APPEND_ONLY: Final = ("ledger_transaction", "posting", "charge_version", "rate", "settlement")
 """Append-only tables, enforced by database triggers; settlements may be deleted."""
 
 
@@ -69,8 +69,8 @@ class StoredAllocation(Allocation, frozen=True, kw_only=True):
     made_by: int
 
 
-class Act(BankRecord, frozen=True):
-    """Row of ``act``: a ledger transaction, with its request and the number of its charge."""
+class StoredTransaction(BankRecord, frozen=True):
+    """Row of ``ledger_transaction``, with its request and the number of its charge."""
 
     number: int
     at: datetime
@@ -86,9 +86,9 @@ class Act(BankRecord, frozen=True):
 
 
 class StoredPosting(BankRecord, frozen=True):
-    """Row of ``entry``: a ledger transaction's change of an allocation, and the new balance."""
+    """Row of ``posting``: a ledger transaction's change of an allocation, and the new balance."""
 
-    act: int
+    transaction: int
     allocation: int
     amount: int
     balance: int
@@ -201,8 +201,8 @@ allocation = _derive(
 )
 """Allocations (numbers from 1) and the bank's own counterparts (below 0), with their balances."""
 
-act = _derive(
-    *(Act, "act"),
+transaction = _derive(
+    *(StoredTransaction, "ledger_transaction"),
     key="number",
     names=_NAMES | {"key": "client_key"},
     empty_as_null="key",
@@ -215,12 +215,12 @@ act = _derive(
 )
 """Ledger transactions: every change, with author, reason and idempotency key."""
 
-entry = _derive(
-    *(StoredPosting, "entry"),
-    key="act, allocation",
-    references={"act": "act.number", "allocation": "allocation.number"},
+posting = _derive(
+    *(StoredPosting, "posting"),
+    key="transaction, allocation",
+    references={"transaction": "ledger_transaction.number", "allocation": "allocation.number"},
     checks={"moves_something": "amount <> 0"},
-    indexes={"allocation": Index("allocation, act")},
+    indexes={"allocation": Index("allocation, transaction")},
 )
 """Postings: the change of one allocation by a ledger transaction, and its balance afterwards."""
 
@@ -242,7 +242,7 @@ charge = _derive(
 charge_version = _derive(
     *(StoredVersion, "charge_version"),
     key="charge_number, number",
-    names={"charge_number": "charge", "charge": "body", "transfers": "acts"},
+    names={"charge_number": "charge", "charge": "body"},
     references={"charge_number": "charge.number"},
 )
 """All posted versions of charges."""
