@@ -385,7 +385,7 @@ def _check_script(key: str, body: JobScript, row: ForwardedEvent) -> None:
             continue
         if file.length != len(data) or file.sha256 != hashlib.sha256(data).hexdigest():
             raise EventNotAdmitted(
-                "the content of its script or environment differs from its length and SHA-256"
+                "the script or environment does not match the length and SHA-256 of the event"
             )
 
 
