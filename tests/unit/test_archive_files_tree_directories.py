@@ -1,6 +1,8 @@
 """Directories that stay open between batches: they are those at their paths, as permitted."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,39 @@ from harness import archive
 from harness.archive import DAY
 from harness.site import Site
 from steward.archive.files.permissions import FileReaders, read_acl_readers
+from steward.archive.files.tree import ArchiveTree, DirectoryAccess
 from steward.core.consumers import Rejected
 
 
 def feed_job(site: Site, job_id: int) -> None:
     script = archive.script(site, job_id, b"echo %d" % job_id)
     site.feed(script, archive.identity(script))
+
+
+def feed_users(site: archive.Site, first: int, users: int) -> None:
+    """Feed a job of each user in one batch."""
+    scripts = [archive.script(site, first + number) for number in range(users)]
+    jobs = [
+        archive.identity(script, 5000 + number, f"user{number}")
+        for number, script in enumerate(scripts)
+    ]
+    site.feed(*scripts, *jobs)
+
+
+@contextmanager
+def opened_directories(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Record the directories that are opened."""
+    opened: list[str] = []
+    real_open = os.open
+
+    def record_open(path: str, flags: int, *arguments: int, **options: int) -> int:
+        if flags & os.O_DIRECTORY:
+            opened.append(path)
+        return real_open(path, flags, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", record_open)
+        yield opened
 
 
 def test_a_directory_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
@@ -61,14 +90,29 @@ def test_directories_are_opened_anew_after_a_time(
     site = archive.make_site(tmp_path)
     feed_job(site, 1)
     feed_job(site, 2)
-    opened: list[str] = []
-    real_open = os.open
-
-    def record_open(path: str, flags: int, *arguments: int, **options: int) -> int:
-        if flags & os.O_DIRECTORY:
-            opened.append(path)
-        return real_open(path, flags, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", record_open)
-    feed_job(site, 3)
+    with opened_directories(monkeypatch) as opened:
+        feed_job(site, 3)
     assert ("01" in opened) == is_opened
+
+
+def test_directories_of_many_users_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = archive.make_site(tmp_path)
+    feed_users(site, 100, 60)
+    feed_users(site, 200, 60)
+    with opened_directories(monkeypatch) as opened:
+        feed_users(site, 300, 60)
+    assert opened == []
+
+
+def test_a_descriptor_stays_open_in_its_batch(tmp_path: Path) -> None:
+    tree = ArchiveTree(str(tmp_path / "archive"))
+    marker = tree.open("")
+    tree.get_directory_fd("alpha/ada", DirectoryAccess())
+    tree.open(marker)
+    fd = tree.get_directory_fd("alpha/ada")
+    access = DirectoryAccess(uid=4001, user_depth=2)
+    assert tree.get_directory_fd("alpha/ada", access) == fd
+    assert read_acl_readers(fd) == FileReaders(4001)
+    tree.close()

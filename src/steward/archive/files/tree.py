@@ -246,14 +246,14 @@ class _OpenDirectory(msgspec.Struct):
     Attributes:
         fd: Its descriptor.
         version: Device, inode and mode.
-        access: Readers that it was opened for, and whether others may pass; None if unchecked.
+        access: Permissions that were checked last; None if none were.
         batch: Number of the last batch that found it at its path.
         valid_until: Time at which it must be opened anew, monotonic.
     """
 
     fd: int
     version: tuple[int, ...]
-    access: tuple[FileReaders, bool] | None
+    access: DirectoryAccess | None
     batch: int
     valid_until: float
 
@@ -473,12 +473,11 @@ class ArchiveTree:
             return self._fd
         directory = self._directories.get(path)
         if directory is not None:
-            # Opened without permissions to set, it may be one that a crash left without any.
-            is_checked = access is None or directory.access is not None
-            if is_checked and (
-                directory.batch == self._batch or self._confirm(path, directory, access)
-            ):
+            # Only in the first use of a batch, since callers keep descriptors until its end.
+            if directory.batch == self._batch or self._confirm(path, directory):
                 self._directories.move_to_end(path)
+                if access is not None and access is not directory.access:
+                    self._update_access(path, directory, access)
                 return directory.fd
             self._forget(path)
         parent, _, name = path.rpartition("/")
@@ -493,20 +492,19 @@ class ArchiveTree:
                 ) from error
             raise
         self._directories[path] = directory
+        if parent in self._directories:
+            # Closed first: files go to the directories that have none below them.
+            self._directories.move_to_end(parent, last=False)
         if len(self._directories) > _OPEN_DIRECTORIES:
             self._forget(next(iter(self._directories)))
         return directory.fd
 
-    def _confirm(
-        self, path: str, directory: "_OpenDirectory", access: DirectoryAccess | None
-    ) -> bool:
+    def _confirm(self, path: str, directory: "_OpenDirectory") -> bool:
         """Return whether a directory that an earlier batch opened is still the one at its path.
 
         After some seconds it is opened anew, which also checks its permissions.
         """
         if time.monotonic() >= directory.valid_until:
-            return False
-        if access is not None and access.get_readers(path.count("/") + 1) != directory.access:
             return False
         try:
             status = os.stat(path, dir_fd=self._fd, follow_symlinks=False)
@@ -516,6 +514,18 @@ class ArchiveTree:
             return False
         directory.batch = self._batch
         return True
+
+    def _update_access(
+        self, path: str, directory: "_OpenDirectory", access: DirectoryAccess
+    ) -> None:
+        """Set the permissions of an open directory if they are not those that it was opened for."""
+        depth = path.count("/") + 1
+        granted = directory.access
+        if granted is None or granted.get_readers(depth) != access.get_readers(depth):
+            self._set_access(directory.fd, path, access, created=False)
+            status = os.fstat(directory.fd)
+            directory.version = (*_get_file_id(status), status.st_mode)
+        directory.access = access
 
     def _forget(self, path: str) -> None:
         """Close a directory that is open."""
@@ -545,7 +555,7 @@ class ArchiveTree:
         return _OpenDirectory(
             fd=fd,
             version=(*_get_file_id(status), status.st_mode),
-            access=access.get_readers(path.count("/") + 1) if access is not None else None,
+            access=access,
             batch=self._batch,
             valid_until=time.monotonic() + REOPEN_S,
         )
