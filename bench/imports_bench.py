@@ -245,9 +245,7 @@ def main() -> None:
             for name, kind in (("jobs.db", JobsConsumer), ("job log", LogConsumer)):
                 consumer = kind(one.settings)
                 apply = partial(one.apply, consumer)
-                applied_ms = measure(
-                    f"{name}{suffix}", apply, lambda: one.rows, arguments.profile
-                )
+                applied_ms = measure(f"{name}{suffix}", apply, lambda: one.rows, arguments.profile)
                 cpu_ms += applied_ms if kind is JobsConsumer else 0.0
             size = one.count_bytes()
             print(f"journal        {size} bytes  {size / arguments.jobs:.0f} a job")

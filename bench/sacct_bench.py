@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from steward.daemon.request_service import RequestService
 from steward.daemon.socket import SocketServer
 from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs import database_path
+from steward.jobs.day_sums import add_cluster, track_lines
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
 from steward.slurm.settings import ClusterSettings
@@ -46,11 +47,14 @@ BEGIN_US = 1_790_000_000_000_000
 EVERY_US = 10_000_000
 _ALL = Bar("sacct of 200,000 jobs and steps", "s", 1.5, "plain reading")
 _ALLOCATIONS = Bar("sacct -X of 200,000 jobs", "s", 0.6, "plain reading of all")
+BATCH = 1000
 QUESTIONS = {
     "all": ("-a", "-S", "2026-01-01"),
     "all, -X": ("-a", "-X", "-S", "2026-01-01"),
     "one day": ("-a", "-S", "{day}", "-E", "{next}"),
     "one job": ("-j", "{job}"),
+    "one state": ("-a", "-X", "-s", "CA", "-S", "2026-01-01", "-E", "now"),
+    "one node": ("-a", "-X", "-N", "node007", "-S", "2026-01-01"),
 }
 AS_NOBODY = """
 import os, sys
@@ -142,7 +146,11 @@ def make(state: Path, jobs: int, *, closed: bool) -> Settings:
             before = BEGIN_US + (jobs + 10) * EVERY_US
             connection.execute("INSERT INTO expired VALUES ('main', ?)", (before,))
         else:
-            put_lines(connection, lines(jobs))
+            add_cluster(connection, "main", "UTC")
+            rest = lines(jobs)
+            while batch := list(islice(rest, BATCH)):
+                with track_lines(connection, "main", {line.job_id for line in batch}):
+                    put_lines(connection, batch)
     connection.close()
     if closed:
         (state / "joblog").mkdir()
