@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,6 +13,7 @@ from harness.site import Site
 from steward.archive.errors import NotArchived
 from steward.archive.files.batch import PendingBatch
 from steward.archive.files.layout import compile_layout
+from steward.archive.files.locks import TreeLock
 from steward.archive.files.manifest import (
     decode_facts,
     iterate_scripts_in_tree,
@@ -107,6 +109,29 @@ def test_what_is_being_filed_is_not_unknown(
     assert found == []
     (archive.root_of(site) / DAY / "stray").write_text("x")
     assert problems(site) == {("unknown", f"{DAY}/stray")}
+
+
+def test_unknown_files_are_confirmed_at_once_however_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
+    strays = {f"{DAY}/stray{number:04}" for number in range(2500)}
+    for stray in strays:
+        (archive.root_of(site) / stray).touch()
+    held: list[int] = []
+    real = TreeLock.acquire
+
+    @contextmanager
+    def acquire(lock: TreeLock) -> Iterator[None]:
+        held.append(1)
+        with real(lock):
+            yield
+
+    monkeypatch.setattr(TreeLock, "acquire", acquire)
+    assert problems(site) == {("unknown", stray) for stray in strays}
+    assert len(held) == 1
 
 
 def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:

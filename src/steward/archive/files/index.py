@@ -358,17 +358,15 @@ class FilesRecords:
             number = int(rows[0][0])
             yield number
 
-    def find_names(self, path: str, names: Sequence[str], states: tuple[int, int]) -> set[str]:
-        """Return those of some file names that belong to a script in a directory."""
+    def iterate_names(self, path: str, states: tuple[int, int]) -> Iterator[str]:
+        """Yield the names of the files of scripts in a directory, as of one moment."""
         sql = (
             "SELECT script_name, env_name FROM script WHERE state BETWEEN ? AND ? "
-            "AND directory = (SELECT number FROM directory WHERE path = ?) AND ("
-            "script_name IN (SELECT value FROM json_each(?)) "
-            "OR env_name IN (SELECT value FROM json_each(?)))"
+            "AND directory = (SELECT number FROM directory WHERE path = ?)"
         )
-        # Names that are not UTF-8 cannot be in the database.
-        texts = msgspec.json.encode([name for name in names if _is_utf8(name)]).decode()
-        return {name for row in self.query(sql, *states, path, texts, texts) for name in row}
+        with translate_errors(self.path):
+            for row in self._connection.execute(sql, (*states, path)):
+                yield from row
 
     def get_directory_number(self, path: str) -> int:
         """Return the number of a directory; the next :meth:`writing` saves a new one."""
@@ -471,10 +469,6 @@ class FilesRecords:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
-
-
-def _is_utf8(name: str) -> bool:
-    return name.isascii() or not any("\udc80" <= character <= "\udcff" for character in name)
 
 
 def has_other_owner(row: FileRow, record: JobRecord) -> bool:

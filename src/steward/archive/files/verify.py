@@ -5,7 +5,6 @@ each tree of a sink, an iterator of :class:`VerificationProblem` and :class:`Ver
 items; the action ``archive.verify`` uses it. Both run beside the sink and the mover.
 """
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -21,7 +20,6 @@ from steward.archive.files.manifest import MANIFEST_FILE_NAME
 from steward.archive.files.tree import ArchiveTree, SortedNames
 from steward.core.config import Settings
 
-_MAX_UNKNOWN_NAMES = 1000
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -158,7 +156,7 @@ class _TreeVerification:
         self, directory: str, names: Iterator[str]
     ) -> Iterator[VerificationProblem]:
         """Report files of a directory that the database does not have."""
-        with closing(SortedNames()) as known_names:
+        with closing(SortedNames()) as known_names, closing(SortedNames()) as candidates:
             known_names.add(MANIFEST_FILE_NAME)
             where = (
                 "directory = (SELECT number FROM directory WHERE path = ?) "
@@ -167,27 +165,30 @@ class _TreeVerification:
             for row in self._records.iterate_rows(where, directory, *self._states):
                 known_names.add(row.script_name)
                 known_names.add(row.env_name)
-            yield from self._confirm(directory, _subtract_names(names, known_names.sort()))
+            is_sound = True
+            for name in _subtract_names(names, known_names.sort()):
+                candidates.add(name)
+                is_sound = False
+            if is_sound:
+                return
+            with closing(SortedNames()) as unknown:
+                self._confirm_unknown(directory, candidates, unknown)
+                for name in map(os.fsdecode, unknown.sort()):
+                    path = os.path.join(self._root, directory, name)
+                    yield VerificationProblem(kind="unknown", path=path)
 
-    def _confirm(self, directory: str, unknown: Iterator[str]) -> Iterator[VerificationProblem]:
-        """Report names that the database still does not have."""
-        while batch := list(itertools.islice(unknown, _MAX_UNKNOWN_NAMES)):
-            for name in self._confirm_unknown(directory, batch):
-                path = os.path.join(self._root, directory, name)
-                yield VerificationProblem(kind="unknown", path=path)
-
-    def _confirm_unknown(self, directory: str, names: list[str]) -> list[str]:
-        """Return the names that are still unknown when no file is being placed or removed."""
+    def _confirm_unknown(
+        self, directory: str, candidates: SortedNames, unknown: SortedNames
+    ) -> None:
+        """Find the names that are still unknown when no file is being placed or removed."""
         if self._lock is None:
             # The mover copies without the lock, but records beforehand where to.
-            return (
-                []
-                if directory in self._load_move_targets()
-                else self._find_unknown(directory, names)
-            )
+            if directory not in self._load_move_targets():
+                self._find_unknown(directory, candidates, unknown)
+            return
         # A batch is in the tree before it is in the database, and replaced files are removed last.
         with self._lock.acquire():
-            return self._find_unknown(directory, names)
+            self._find_unknown(directory, candidates, unknown)
 
     def _load_move_targets(self) -> set[str]:
         """Return the directories to which the mover is copying."""
@@ -197,16 +198,17 @@ class _TreeVerification:
             for (row,) in rows
         }
 
-    def _find_unknown(self, directory: str, names: list[str]) -> list[str]:
-        """Return the names in a directory that the database does not have."""
-        known = self._records.find_names(directory, names, self._states)
-        return [
-            name
-            for name in names
-            if name not in known
-            and not name.startswith(".copy.")
-            and os.path.lexists(os.path.join(self._root, directory, name))
-        ]
+    def _find_unknown(self, directory: str, candidates: SortedNames, unknown: SortedNames) -> None:
+        """Find the names of existing files in a directory that the database does not have."""
+        with closing(SortedNames()) as known_names:
+            for name in self._records.iterate_names(directory, self._states):
+                known_names.add(name)
+            names = map(os.fsdecode, candidates.sort())
+            for name in _subtract_names(names, known_names.sort()):
+                if not name.startswith(".copy.") and os.path.lexists(
+                    os.path.join(self._root, directory, name)
+                ):
+                    unknown.add(name)
 
     def _check_file(
         self, row: FileRow, path: str, sha: bytes, length: int
