@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.cli import options, output
+from steward.cli.errors import run_command
 from steward.cli.output import Style, print_facts, print_json, print_table
 from steward.core.errors import UsageError
 from steward.core.layouts import Column
+from steward.core.rpc import RpcUnavailable
 
 COLUMNS = [
     Column("Name", lambda row, _: row[0]),
@@ -151,6 +153,33 @@ def test_json_of_many_rows_is_one_document(
         assert printed == msgspec.json.format(encoded, indent=2) + b"\n"
     elif rows:
         assert printed == msgspec.json.encode(document) + b"\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_json_of_rows_that_end_early_is_no_document(
+    is_terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: is_terminal)
+    monkeypatch.setattr(output, "BLOCK_ROWS", 2)
+
+    def read_rows() -> Iterator[int]:
+        yield from range(5)
+        raise RpcUnavailable("cannot reach a daemon at /run/steward.sock", "/run/steward.sock")
+
+    def print_rows() -> int:
+        output.print_json_rows("rows", read_rows(), lambda: {"version": 1})
+        return 0
+
+    assert run_command(print_rows, debug=False) == 1
+    printed, complaint = capfdbinary.readouterr()
+    assert printed.endswith(b"3\n")
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(printed)
+    assert complaint == (
+        b"steward: the JSON ends early, after 4 rows: cannot reach a daemon at /run/steward.sock\n"
+    )
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import msgspec
 
-from steward.core.errors import UsageError
+from steward.core.errors import StewardError, UsageError
 from steward.core.layouts import (
     HOUR_S,
     TIME_FORMAT,
@@ -199,6 +199,10 @@ def print_json_rows(
         name: Name of the list of rows.
         rows: The rows.
         read_rest: Returns the other fields of the document, after the last row.
+
+    Raises:
+        StewardError: The rows end early, such as when the daemon restarts. No program can take the
+            unfinished document for a whole one.
     """
     is_pretty = is_terminal()
 
@@ -211,10 +215,18 @@ def print_json_rows(
     start, between, end = (b"\n  ", b"\n    ", b"\n  ]") if is_pretty else (b"", b"", b"]")
     write_bytes(b"{%b%b:%b[" % (start, msgspec.json.encode(name), b" " * is_pretty))
     separator = between
-    for block in _split_into_blocks(rows):
-        for row in block:
-            sys.stdout.buffer.write(separator + encode(row, 4))
-            separator = b"," + between
+    count = 0
+    try:
+        for block in _split_into_blocks(rows):
+            for row in block:
+                sys.stdout.buffer.write(separator + encode(row, 4))
+                separator = b"," + between
+            count += len(block)
+    except StewardError as error:
+        write_bytes(b"\n")
+        early = StewardError(f"the JSON ends early, after {count} rows: {error}", error.offender)
+        early.exit_code = error.exit_code
+        raise early from error
     write_bytes(end + b"," + encode(read_rest(), 0)[1:] + b"\n")
 
 
