@@ -20,7 +20,7 @@ def feed_job(site: Site, job_id: int) -> None:
     site.feed(script, archive.identity(script))
 
 
-def feed_users(site: archive.Site, first: int, users: int) -> None:
+def feed_users(site: Site, first: int, users: int) -> None:
     """Feed a job of each user in one batch."""
     scripts = [archive.script(site, first + number) for number in range(users)]
     jobs = [
