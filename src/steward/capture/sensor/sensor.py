@@ -171,8 +171,8 @@ COMPLETE_POLL_S: Final = 15.0
 _UNCHANGED_POLL_S: Final = 60.0
 """Interval of complete polls while slurmctld's state files do not change, in seconds."""
 _UNCHANGED_NODES_S: Final = 5.0
-"""Interval of other polls meanwhile, in seconds: slurmctld does not save that a node stops
-responding.
+"""Interval of other polls meanwhile, in seconds: slurmctld neither saves nor logs that a node stops
+responding, and has no trigger for it.
 """
 _AFTER_WAKE_S: Final = 0.5
 """Minimum interval of requested polls, in seconds: slurmctld's triggers arrive in bursts."""
