@@ -17,6 +17,7 @@ from steward.core.sqlite import (
     open_reader,
     open_scratch,
     transaction,
+    use_scratch_directory,
 )
 
 SCHEMA = ("CREATE TABLE t (x);", "CREATE TABLE u (y); INSERT INTO u VALUES (1);")
@@ -194,7 +195,7 @@ def test_a_path_need_not_be_text(tmp_path: Path) -> None:
 def test_a_scratch_database_is_a_file_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with closing(open_scratch("CREATE TABLE t (x);")) as scratch:
         scratch.executemany("INSERT INTO t VALUES (?)", ((b"x" * 1000,) for _ in range(8000)))
         assert scratch.execute("SELECT count(*) FROM t").fetchone() == (8000,)
@@ -208,6 +209,33 @@ def test_a_scratch_database_is_a_file_without_a_name(
 def test_no_place_for_a_scratch_database_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(SqliteUnavailable, match="temporary file"):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    with pytest.raises(SqliteUnavailable, match=r"temporary file in .*/gone: No such file"):
         open_scratch("CREATE TABLE t (x);")
+
+
+def find_scratch_directories() -> set[str]:
+    """Return the directories of this process's open files without a name."""
+    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+    return {os.path.dirname(target) for target in targets if "/steward-" in target}
+
+
+def test_scratch_databases_of_a_daemon_are_in_its_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary directory may be in memory."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    with closing(open_scratch("CREATE TABLE t (x);")):
+        assert find_scratch_directories() == {"/var/tmp"}
+    monkeypatch.setattr(sqlite, "_scratch_directory", "/var/tmp")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "steward-left").touch()
+    use_scratch_directory(str(tmp_path))
+    assert not list(scratch.iterdir()), "a killed process left it"
+    assert scratch.stat().st_mode & 0o777 == 0o700
+    with closing(open_scratch("CREATE TABLE t (x);")):
+        assert find_scratch_directories() == {str(scratch)}
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with closing(open_scratch("CREATE TABLE t (x);")):
+        assert find_scratch_directories() == {str(tmp_path)}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 OLDEST_SAFE_VERSION = (3, 51, 3)
 """Oldest SQLite release without the WAL corruption bug."""
+_scratch_directory = "/var/tmp"  # noqa: S108 - sticky, and each file gets a random name
+"""Directory of temporary databases without TMPDIR."""
 _MAX_IDLE_WAL_BYTES = 16 << 20
 """Size, in bytes, to which SQLite truncates a larger write-ahead log when it starts it again."""
 SLICE_S: Final = 0.005
@@ -340,11 +342,29 @@ def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -
     return connection
 
 
+def use_scratch_directory(state_dir: str) -> None:
+    """Have this process and its children make temporary databases in ``scratch`` of ``state_dir``.
+
+    Only the daemon may call it, before its workers start: it removes the files of killed processes.
+
+    Raises:
+        OSError: The directory cannot be made.
+    """
+    global _scratch_directory  # noqa: PLW0603 - of the process, like TMPDIR
+    directory = os.path.join(state_dir, "scratch")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    os.chmod(directory, 0o700)
+    for name in os.listdir(directory):
+        os.unlink(os.path.join(directory, name))
+    _scratch_directory = directory
+
+
 def open_scratch(script: str) -> Connection:
     """Create a temporary database in a file; begin a transaction.
 
-    The file has no name and disappears with its connection. SQLite's own temporary databases, those
-    of ORDER BY included, are in memory.
+    The file is in TMPDIR if that is set, else in the daemon's ``scratch``, or in /var/tmp for other
+    commands: /tmp may be in memory. It has no name and disappears with its connection. SQLite's own
+    temporary databases, those of ORDER BY included, are in memory.
 
     Args:
         script: SQL script that creates its tables.
@@ -354,10 +374,13 @@ def open_scratch(script: str) -> Connection:
     """
     import tempfile  # random and shutil, which few processes need
 
+    directory = os.environ.get("TMPDIR") or _scratch_directory
     try:
-        fd, path = tempfile.mkstemp(prefix="steward-")
+        fd, path = tempfile.mkstemp(prefix="steward-", dir=directory)
     except OSError as error:
-        raise SqliteUnavailable(f"cannot create a temporary file: {error.strerror}") from error
+        raise SqliteUnavailable(
+            f"cannot create a temporary file in {directory}: {error.strerror}", directory
+        ) from error
     try:
         os.close(fd)
         with translate_errors("a temporary file"):

@@ -15,6 +15,7 @@ from steward.core.errors import StewardError, UsageError
 from steward.core.journal.store import check_journal_version
 from steward.core.logs import configure_logging
 from steward.core.processes import refuse_core_dumps
+from steward.core.sqlite import use_scratch_directory
 from steward.daemon.reload import ReloadListener
 from steward.daemon.supervisor import Supervisor, WorkerSpec
 from steward.daemon.workers import make_workers
@@ -46,6 +47,13 @@ def run_daemon(
     refuse_core_dumps()
     _set_up_logs(settings)
     _prepare_state_dir(settings)
+    try:
+        use_scratch_directory(settings.state_dir)
+    except OSError as error:
+        raise ServeError(
+            f"cannot use {settings.state_dir}/scratch: {error.strerror}; remove that directory",
+            settings.state_dir,
+        ) from error
 
     def parts_again() -> list[WorkerSpec]:
         if reload is None:
