@@ -39,7 +39,7 @@ def line_of(message: str, *args: object, **extra: object) -> str:
 def test_a_line_has_level_name_message_and_keys() -> None:
     line = line_of("job %d is odd", 7, job=7, path="/a b")
     assert line.endswith(
-        ' warning steward.test msg="job 7 is odd" part=capture.0 job=7 path="/a b"\n'
+        ' warning steward.test msg="job 7 is odd" worker=capture.0 job=7 path="/a b"\n'
     )
 
 
@@ -104,7 +104,7 @@ def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     logs.configure_logging("info", path=str(path))
 
     def write(number: int) -> None:
-        logs.set_log_worker(f"part.{number}")
+        logs.set_log_worker(f"archive.{number}")
         for _ in range(200):
             logging.getLogger("steward.test").info("x" * 3000)
 
@@ -114,7 +114,7 @@ def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) == 800
     for line in lines:
-        assert re.fullmatch(r"\S+Z info steward.test msg=x{3000} part=part\.\d", line)
+        assert re.fullmatch(r"\S+Z info steward.test msg=x{3000} worker=archive\.\d", line)
 
 
 def test_a_file_that_cannot_be_written_is_told() -> None:
@@ -135,7 +135,7 @@ def test_json_holds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.count("\n") == 1
     said = json.loads(line)
     assert (said["level"], said["logger"], said["message"]) == ("error", "steward.test", "failed 7")
-    assert (said["part"], said["job"], said["bad_key"]) == ("gate", 7, 1.5)
+    assert (said["worker"], said["job"], said["bad_key"]) == ("gate", 7, 1.5)
     assert said["error"].startswith("ValueError: invalid literal")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said["time"])
     with tempfile.TemporaryFile("w+") as file:
@@ -156,7 +156,7 @@ def test_no_value_breaks_out_of_json(message: str, value: object) -> None:
     logging.getLogger("steward.test").warning("%s", message, extra={"value": value})
     line = stream.getvalue()
     assert line.removesuffix("\n").isprintable()
-    assert set(json.loads(line)) == {"time", "level", "logger", "message", "part", "value"}
+    assert set(json.loads(line)) == {"time", "level", "logger", "message", "worker", "value"}
 
 
 @given(st.text(), st.text() | st.binary() | st.integers())

@@ -84,7 +84,7 @@ class LineFormatter(logging.Formatter):
 
     def collect_fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Return a record's fields by name, except its message."""
-        fields: dict[str, object] = {"part": self.worker} if self.worker else {}
+        fields: dict[str, object] = {"worker": self.worker} if self.worker else {}
         for name, value in vars(record).items():
             if name not in _OWN_ATTRIBUTES:
                 fields[_clean_key(name)] = value
@@ -219,7 +219,7 @@ def configure_logging(
 
 
 def set_log_worker(worker: str) -> None:
-    """Name the part of the daemon in every line of this process, after a fork."""
+    """Name the worker in every line of this process, after a fork."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, LineFormatter):
             handler.formatter.worker = worker
