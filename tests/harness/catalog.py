@@ -34,7 +34,7 @@ def catalog_of(site: Site) -> CatalogConsumer:
 
 
 def searcher_of(site: Site) -> CatalogSearcher:
-    searcher: CatalogSearcher = site.room("archive").searcher
+    searcher: CatalogSearcher = site.context("archive").searcher
     return searcher
 
 

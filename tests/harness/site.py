@@ -87,7 +87,7 @@ class Site:
         self.consumers: dict[str, Consumer] = {}
         self._opens: list[Open] = []
         self._fed: dict[str, int] = {}
-        self._rooms: dict[str, Any] = {}
+        self._contexts: dict[str, Any] = {}
         self._ledger: Ledger | None = None
         self.reopen()
 
@@ -96,7 +96,7 @@ class Site:
         self.settings = msgspec.structs.replace(self.settings, **sections)
         self.access = Access(self.settings.access, 0, lambda _cluster: self.standing)
         self.stores = make_stores(self.settings)
-        self._rooms = {}
+        self._contexts = {}
         self._registry: Registry | None = None
         for open_consumer in self._opens:
             self.add(open_consumer(self))
@@ -160,17 +160,17 @@ class Site:
             from steward.daemon.registry import import_actions
 
             actions = tuple(import_actions().values())
-            rooms = {action.package: partial(self.room, action.package) for action in actions}
-            self._registry = Registry(actions, rooms)
+            contexts = {action.package: partial(self.context, action.package) for action in actions}
+            self._registry = Registry(actions, contexts)
         return self._registry
 
-    def room(self, name: str) -> Any:
+    def context(self, name: str) -> Any:
         """Return the context of the actions of one package."""
-        if name not in self._rooms:
-            self._rooms[name] = self._make_room(name)
-        return self._rooms[name]
+        if name not in self._contexts:
+            self._contexts[name] = self._make_context(name)
+        return self._contexts[name]
 
-    def _make_room(self, name: str) -> Any:
+    def _make_context(self, name: str) -> Any:
         common: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
         match name:
             case "accounting":
@@ -204,7 +204,7 @@ class Site:
 
                 return ReportsContext(self.settings, **common)
             case _:
-                raise AssertionError(f"a Site has no room called {name}")
+                raise AssertionError(f"a Site has no context called {name}")
 
     def ask(self, name: str, asker: Caller = ROOT, /, **request: Any) -> Any:
         """Apply all new events, then run an action and return its reply."""
@@ -227,6 +227,6 @@ class Site:
 
     def close(self) -> None:
         """Close consumers, contexts and the ledger."""
-        for opened in (*self.consumers.values(), *self._rooms.values(), self._ledger):
+        for opened in (*self.consumers.values(), *self._contexts.values(), self._ledger):
             if hasattr(opened, "close"):
                 opened.close()

@@ -53,9 +53,9 @@ def take(
 def lines(site: Site) -> dict[tuple[str, int, str], UsageLine]:
     """Return sacct's lines by job, restarts and step."""
     site.feed()
-    with site.room("accounting").jobs.snapshot():
-        jobs = [site.room("accounting").jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
-        found = [line for job in jobs for line in site.room("accounting").jobs.list_lines(job)]
+    with site.context("accounting").jobs.snapshot():
+        jobs = [site.context("accounting").jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]
+        found = [line for job in jobs for line in site.context("accounting").jobs.list_lines(job)]
     return {(line.label, line.restarts, line.step): line for line in found}
 
 

@@ -165,7 +165,7 @@ def test_what_cannot_be_understood_is_said(queue: Site, asked: dict[str, Any]) -
     ],
 )
 def test_an_index_gives_the_order(queue: Site, wanted: JobFilter, order: Any) -> None:
-    plan = queue.room("accounting").jobs.explain_page(wanted, order)
+    plan = queue.context("accounting").jobs.explain_page(wanted, order)
     assert "USING INDEX" in plan
     if order.endswith("submit"):
         assert "TEMP B-TREE" not in plan, plan
@@ -173,7 +173,7 @@ def test_an_index_gives_the_order(queue: Site, wanted: JobFilter, order: Any) ->
 
 def test_a_list_of_a_person_is_found_by_their_index(queue: Site) -> None:
     wanted = JobFilter(users=("ada",), states=("COMPLETED",), names=("train",))
-    assert "job_by_user" in queue.room("accounting").jobs.explain_page(wanted, "-submit")
+    assert "job_by_user" in queue.context("accounting").jobs.explain_page(wanted, "-submit")
 
 
 def test_few_are_looked_at_to_count_them(queue: Site, monkeypatch: pytest.MonkeyPatch) -> None:

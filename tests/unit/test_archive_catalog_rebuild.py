@@ -49,10 +49,10 @@ def three_jobs(site: Site) -> None:
 def test_with_manifests_all_is_as_before(site: Site) -> None:
     three_jobs(site)
     before = site.ask("archive.search", ADA, terms=["text"])
-    site.room("archive").searcher.close()
+    site.context("archive").searcher.close()
     shutil.rmtree(site.state / "catalog")
     os.unlink(site.state / "jobs.db")
-    site.room("archive").close()
+    site.context("archive").close()
     items, answer = site.stream("archive.reindex", ROOT)
     assert all(isinstance(item, Progress) for item in items)
     assert answer == ReindexReply(scripts=3, distinct=3, months=("2026-10", "2026-11"))
@@ -116,7 +116,7 @@ def test_what_waits_for_its_identity_is_taken_over(site: Site) -> None:
 
 def test_damage_is_healed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     three_jobs(site)
-    site.room("archive").searcher.close()
+    site.context("archive").searcher.close()
     site.consumer(CatalogConsumer).close()
     current = Path(CatalogGenerations(str(site.state / "catalog")).get_current())
     for name in ("2026-11.db", "cursor.db"):

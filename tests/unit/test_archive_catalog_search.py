@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Site:
 
 def searching(site: Site, **thresholds: int) -> None:
     """Search on the Site with other thresholds."""
-    site.room("archive").searcher = CatalogSearcher(
+    site.context("archive").searcher = CatalogSearcher(
         str(catalog.directory_of(site)), thresholds=SearchThresholds(**thresholds)
     )
 

@@ -240,7 +240,7 @@ def test_jobs_are_read_page_by_page_to_the_last(site: Site) -> None:
     for job_id in range(1, 1202):
         archive.add_job(site, job_id, None, feed=False)
     site.feed()
-    context = site.room("archive")
+    context = site.context("archive")
     jobs = [job.job_id for job in iterate_jobs(context, JobFilter())]
     assert sorted(jobs) == list(range(1, 1202))
     assert [job.job_id for job in iterate_jobs(context, JobFilter(), 600)] == jobs[:600]

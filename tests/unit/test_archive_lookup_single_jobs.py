@@ -101,7 +101,7 @@ def test_an_array_task_shows_its_arrays_script(site: Site) -> None:
 def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
     archive.add_job(site, 10, b"plan")
     torque = ClusterSettings(scheduler="torque")
-    site.room("archive").settings = msgspec.structs.replace(
+    site.context("archive").settings = msgspec.structs.replace(
         site.settings, cluster={"alpha": torque}
     )
     with pytest.raises(UsageError, match="is not a Slurm job"):
@@ -120,7 +120,7 @@ def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
 )
 def test_tasks_are_said_as_sbatch_takes_them(site: Site, tasks: list[str], said: str) -> None:
     archive.add_job(site, 1, None)
-    [job] = site.room("archive").jobs.find("1")
+    [job] = site.context("archive").jobs.find("1")
     expected = [f"--array={said}"] if said else []
     assert [one.word for one in derive_options(job, tasks) if one.name == "array"] == expected
 

@@ -90,7 +90,7 @@ def test_sinks_come_and_go(site: RemoteSite) -> None:
     )
     site.job(1)
     site.run()
-    site.room("archive").settings = fresh
+    site.context("archive").settings = fresh
     found = site.sinks()
     assert list(found) == ["there", "new", "files"]
     assert {name: (line.kind, line.state) for name, line in found.items()} == {
@@ -136,7 +136,7 @@ def test_a_closed_sink_leaves_the_archive_that_it_read(site: RemoteSite) -> None
     site.run()
     assert site.sent_ids() == [1]
     archive.sink_of(site).close()
-    site.room("archive").close()
+    site.context("archive").close()
 
     def list_databases() -> list[str]:
         return [path for path in archive.list_open_files(site.state) if "archive-" in path]
@@ -325,7 +325,7 @@ def test_a_purge_in_the_moment_of_an_order_has_the_last_word(site: RemoteSite) -
             site.purge(script)
         site.append([*new])
 
-    site.room("archive").order = late
+    site.context("archive").order = late
     assert site.order().scripts == 0
     site.run()
     assert site.sent_ids()[-1] == -1

@@ -406,7 +406,7 @@ def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     site = bank.make_shared_site(tmp_path)
     off = msgspec.structs.replace(site.settings, bank=BankSettings())
     with pytest.raises(BankUsage, match="the bank is disabled"):
-        BankContext(off, access=site.room("bank").access).ledger  # noqa: B018 -- opening it is the point
+        BankContext(off, access=site.context("bank").access).ledger  # noqa: B018 -- opening it is the point
 
 
 def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
@@ -414,7 +414,7 @@ def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
 ) -> None:
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], timezone="")
     settings = msgspec.structs.replace(site.settings, cluster={"c1": cluster})
-    room = BankContext(settings, access=site.room("bank").access, now=lambda: site.now)
+    room = BankContext(settings, access=site.context("bank").access, now=lambda: site.now)
     bank.charge(site, 1, start=datetime(2026, 2, 28, 11, 30, tzinfo=UTC))
     request = UsageRequest(by=("month",), since="2026-01-01")
     try:

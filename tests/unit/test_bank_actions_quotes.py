@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         t.modes.set(ModeRule(mode="enforce", cluster="c1"), BY)
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
     with running(msgspec.structs.replace(made.settings, gate=OPEN_GATE)) as gate:
-        assert made.room("bank").update_gate(0, rules=True)
+        assert made.context("bank").update_gate(0, rules=True)
         gate.link.send_model(PICTURE)
         yield made
     made.close()
@@ -88,7 +88,7 @@ def test_a_model_of_another_version_is_replaced_by_asking_slurm(
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", '{"cluster": 5}')
         assert t.read_model("c1") is None
-    monkeypatch.setattr(site.room("bank"), "get_model", lambda _cluster: PICTURE)
+    monkeypatch.setattr(site.context("bank"), "get_model", lambda _cluster: PICTURE)
     assert quote(site, ADA, 1).amount == amount
 
 
@@ -104,7 +104,7 @@ def test_only_a_job_that_steward_or_slurm_knows_is_allowed(
         allow("6")
     cluster = {"c1": ClusterSettings()}
     asking = msgspec.structs.replace(site.settings, cluster=cluster)
-    monkeypatch.setattr(site.room("bank"), "settings", asking)
+    monkeypatch.setattr(site.context("bank"), "settings", asking)
     monkeypatch.setattr(Slurm, "job", lambda _self, job: [JobRecord(job_id=6)] * (job == 6))
     assert allow("6").job_id == 6, "the next poll will show it"
     with pytest.raises(NotInBank):

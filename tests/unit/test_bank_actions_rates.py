@@ -108,7 +108,7 @@ def test_a_change_of_a_rate_leaves_the_rest(site: Site) -> None:
 def test_a_change_of_a_rate_names_the_cluster_if_several_have_one(site: Site) -> None:
     clusters = {**site.settings.cluster, "c2": site.settings.cluster["c1"]}
     settings = msgspec.structs.replace(site.settings, cluster=clusters)
-    site.room("bank").settings = settings
+    site.context("bank").settings = settings
     for cluster in clusters:
         site.ask("bank.rate_create", partition="gpu", weights={"cpu": 1}, cluster=cluster)
     with pytest.raises(BankUsage, match="c1 and c2: name one with `cluster`"):
@@ -181,7 +181,7 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
             site.settings.cluster["c1"], slurm=True, slurm_bin=str(tmp_path)
         )
         settings = msgspec.structs.replace(site.settings, cluster={"c1": of})
-        site.room("bank").settings = settings
+        site.context("bank").settings = settings
         listed = site.ask("bank.would_reject")
         warned = listed.warning
         assert listed.empty_reason == "", "the list says nothing"
@@ -262,7 +262,7 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
     bank.feed(site, bank.life(4))
     bank.feed(site, bank.life(5, partition="unpriced")[:2])
     found = compare_holds_with_jobs(
-        site.room("bank"), [held(1, 60, site), held(4, 60, site), held(9, 1, site)]
+        site.context("bank"), [held(1, 60, site), held(4, 60, site), held(9, 1, site)]
     )
     assert sorted((one.kind, one.object) for one in found) == [
         ("hold-without-job", "c1/4"),
@@ -271,5 +271,5 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
     ]
     site.ask("bank.mode", mode="off")
     assert [
-        one.object for one in compare_holds_with_jobs(site.room("bank"), [held(4, 60, site)])
+        one.object for one in compare_holds_with_jobs(site.context("bank"), [held(4, 60, site)])
     ] == ["c1/4"]

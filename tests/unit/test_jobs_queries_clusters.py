@@ -52,7 +52,7 @@ def site(tmp_path: Path) -> Site:
     def standing(cluster: str) -> ClusterRoles | None:
         return ClusterRoles(admins=frozenset({"opera"})) if cluster == "alpha" else None
 
-    site.room("archive").access = Access(site.settings.access, 0, standing)
+    site.context("archive").access = Access(site.settings.access, 0, standing)
     site.append([seen("alpha", 1, ADA), seen("beta", 2, ADA), seen("beta", 3, BELA)])
     site.feed()
     return site
