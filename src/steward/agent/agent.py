@@ -381,9 +381,9 @@ class MungeCommands:
         )
         uid = re.search(rb"UID: +(\d+)", head)
         if signed != claim or uid is None:
-            raise Later("the MUNGE credential of the answer is for another batch")
+            raise Later("the MUNGE credential of the reply is for another batch")
         if int(uid[1]) not in self._uids:
-            raise Later(f"the answer is from uid {int(uid[1])}: name Steward's user with --user")
+            raise Later(f"the reply is from uid {int(uid[1])}: name Steward's user with --user")
 
     def _run(self, command: Sequence[str], data: bytes) -> bytes:
         import subprocess
@@ -644,7 +644,7 @@ def _build_parser(program: str) -> Any:
         "--user",
         action="append",
         default=[],
-        help="user that Steward runs as; the agent accepts answers of this user and of root",
+        help="user that Steward runs as; the agent accepts replies of this user and of root",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(

@@ -188,7 +188,7 @@ class ListenerEndpoint:
             if first_byte == _SETTINGS:
                 connection.send(msgspec.msgpack.encode(self._settings))
                 raise PermissionRefused(
-                    "the listener requested its settings while it should send a connection"
+                    "the listener sent a request for its settings, not a node's connection"
                 )
             if first_byte != _CONNECTION or len(fds) != 1:
                 raise PermissionRefused("the listener sent a message without a connection")
