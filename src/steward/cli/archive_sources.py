@@ -491,7 +491,7 @@ def consume(
         str, Option("--certificate-file", metavar="FILE", help="Certificate of this client.")
     ] = "",
     key_file: Annotated[
-        str, Option("--key-file", metavar="FILE", help="Private key of that certificate.")
+        str, Option("--key-file", metavar="FILE", help="Private key of --certificate-file.")
     ] = "",
     sasl: Annotated[
         Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
