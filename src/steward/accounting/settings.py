@@ -26,9 +26,9 @@ class MailSettings(Section, frozen=True, kw_only=True):
     """[mail]: how ``steward mail``, as Slurm's MailProg, sends mail.
 
     Attributes:
-        program: The previous MailProg (``/usr/bin/mail``), called as Slurm would, with the longer
-            text. A program called ``sendmail``, ``msmtp`` or ``ssmtp`` gets a whole message, with
-            its recipients in the header.
+        program: Program that sends mail. ``sendmail``, ``msmtp`` and ``ssmtp`` get a whole message
+            with its recipients. Any other, such as the previous MailProg (``/usr/bin/mail``), gets
+            the arguments of a MailProg, and the text on standard input.
         sender: From address, passed to a ``sendmail`` only; if empty, the user of slurmctld.
     """
 

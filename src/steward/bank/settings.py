@@ -150,8 +150,8 @@ class GateSettings(Section, frozen=True, kw_only=True):
         policy: Outage policy, if the gate does not answer: ``allow`` or ``deny`` the job.
         timeout_ms: Longest wait of the plugin, connection included, in milliseconds.
         plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
-        listen: Address and port for gates on other hosts that ask this one, each for the clusters
-            whose ``controllers`` its certificate names; none if empty.
+        listen: Address and port on which gates of other hosts ask this one; none if empty. A
+            gate's certificate must name one of the ``controllers`` of each cluster it asks for.
         ask: Address and port of the gate that decides, if it is another one.
         tls: Name of a table ``[tls.NAME]``, for both: with ``client_ca_file`` where this gate
             listens, ``ca_file`` where it asks.

@@ -26,11 +26,10 @@ class NodesSettings(Section, frozen=True, kw_only=True):
         listen: Address and port (``0.0.0.0:6826``); empty disables the receiver.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
             ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
-        behind_nat: Networks in which nodes share addresses (``10.1.2.0/24``), such as a gateway's,
-            or one /64 of IPv6. Each may have half of all connections without a whole request,
-            instead of 32 for each address. Without a ``client_ca_file``, connections from there
-            may also come from any address, not only the node's: root on any node can then report
-            for any other.
+        behind_nat: Networks (``10.1.2.0/24``) whose nodes share addresses, such as a NAT gateway's,
+            or one /64 of IPv6. Each network may hold half of all connections without a complete
+            request; any other address may hold 32. Without ``client_ca_file``, Steward does not
+            compare their addresses with the node's: root on one node can report for any other.
         listener: User of ``steward listen``, which then listens instead of the daemon and forwards
             requests it cannot open; if empty, the daemon listens itself.
     """
@@ -50,9 +49,9 @@ class SensorSettings(Section, frozen=True, kw_only=True):
         usage: Whether to report jobs starting and ending on nodes (``IDLE``, ``MIXED``,
             ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), on a busy cluster most changes; and, after
             a start of slurmctld, nodes it does not know yet (``UNKNOWN``).
-        helper: Program that slurmctld starts for the permanent triggers (strigger) by which it
-            wakes the sensor at once; the same path on every controller. Setting triggers requires
-            SlurmUser's rights. If empty, there are none.
+        helper: Program that slurmctld starts to wake the sensor at a change; the same path on every
+            controller. The sensor sets permanent triggers (strigger) for it, with SlurmUser's
+            rights. If empty, it sets none.
         secret_file: File with the helper's secret, owned by SlurmUser, mode 0600.
     """
 

@@ -20,7 +20,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
         slurm_bin: Directory of Slurm's commands; found in PATH if empty.
         slurm_prefix: Words placed before each of Slurm's commands (``chroot /srv/slurm-26.05``).
         timezone: IANA time zone of dates in paths and output; the system's if empty.
-        snapshot_interval_s: Minimum seconds between two queue snapshots.
+        snapshot_interval_s: Minimum interval of queue polls, in seconds.
         remote: Whether a ``steward controller`` elsewhere reports for this cluster, see
             docs/controllers.md. If so, this host reads neither its spool nor its Slurm.
         controllers: Hosts of its slurmctld, names or addresses: they may report for it, and their

@@ -34,9 +34,8 @@ class WebSettings(Section, frozen=True, kw_only=True):
             user are wider there.
         token_days: Longest lifetime of a token, in days; 30 days at most if MUNGE alone
             authenticated its user.
-        munge_from: Networks of the hosts whose commands may authenticate by MUNGE instead of a
-            token, and that connect from there (``10.1.2.0/24``). Default: all hosts with the same
-            MUNGE key. If empty, none.
+        munge_from: Networks (``10.1.2.0/24``) whose hosts may authenticate by MUNGE instead of a
+            token. Default: all hosts with the same MUNGE key. If empty, none.
         munge_socket: Socket of the munged that decodes the credentials; empty for MUNGE's default.
         requests_per_minute: Requests allowed per minute for one user, or one address without a
             user.

@@ -63,7 +63,7 @@ class ArchiveSettings(Section, frozen=True, kw_only=True):
 
 
 class RedactSettings(Section, frozen=True, kw_only=True):
-    """[redact]: which values of environments are never stored.
+    """[redact]: secrets that Steward never stores, in environments and job records.
 
     Patterns are regular expressions, matched anywhere in a variable's name (in
     any case) or in its value.
@@ -100,8 +100,8 @@ class JournalSettings(Section, frozen=True, kw_only=True):
     """[journal]: how much the journal keeps for consumers that are behind.
 
     Attributes:
-        max_bytes: Size of journal and incoming bytes, in bytes, above which a consumer that is
-            behind is detached, if it can be refilled later.
+        max_bytes: Maximum size of the journal with its incoming scripts, in bytes. Above it,
+            Steward detaches a consumer that is behind and can be refilled later.
         keep_s: Retention of events that every consumer has passed, in seconds after their
             observation. Events that a consumer still needs stay longer.
     """
