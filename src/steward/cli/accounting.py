@@ -66,7 +66,10 @@ def import_(
     since: Annotated[
         str,
         Option(
-            "-S", "--starttime", metavar="TIME", help="Start of the period. Required with --from sacct."
+            "-S",
+            "--starttime",
+            metavar="TIME",
+            help="Start of the period. Required with --from sacct.",
         ),
     ] = "",
     until: Annotated[

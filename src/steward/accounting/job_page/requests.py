@@ -44,7 +44,9 @@ class PageRequest(Request, frozen=True, kw_only=True):
     ] = DEFAULT_SHOWN
     nodes: Annotated[
         int,
-        described("Maximum number of nodes per step, beginning with those that reported no end.", ge=0),
+        described(
+            "Maximum number of nodes per step, beginning with those that reported no end.", ge=0
+        ),
     ] = DEFAULT_SHOWN
 
 
