@@ -76,7 +76,7 @@ def test_an_error_within_a_stream_is_raised_after_its_items(path: str) -> None:
 
 
 def test_a_daemon_that_breaks_off_is_told_so(path: str) -> None:
-    with pytest.raises(DaemonAway, match="its log says why"):
+    with pytest.raises(DaemonAway, match="see its log"):
         list(ask_socket(path, REGISTRY.get("test.crash"), Question()))
 
 

@@ -63,7 +63,7 @@ def test_answers_and_errors_travel_over_a_long_path(echo: Echo) -> None:
     assert send_request(echo.path, "echo", [1, "a"], list, timeout_s=20) == [1, "a"]
     with pytest.raises(Conflict, match="it is running"):
         send_request(echo.path, "conflict", {}, dict, timeout_s=20)
-    with pytest.raises(RpcUnavailable, match="cannot decode the answer"):
+    with pytest.raises(RpcUnavailable, match="cannot decode the reply"):
         send_request(echo.path, "echo", [1], dict, timeout_s=20)
 
 

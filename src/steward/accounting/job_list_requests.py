@@ -33,7 +33,9 @@ class JobsRequest(JobSelection, frozen=True, kw_only=True):
     ] = "-submit"
     arrays: Annotated[
         Literal["together", "apart"],
-        described("One row per array, or one per task; sorted by end, tasks are always separate."),
+        described(
+            "One row per array, or one per task. A list sorted by end always has one per task."
+        ),
     ] = "together"
     limit: Annotated[int, described("Maximum number of rows.", ge=1, le=MAX_ROWS)] = 50
     page: Annotated[

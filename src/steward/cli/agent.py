@@ -63,7 +63,7 @@ def app(
         Option(
             "--user",
             metavar="NAME",
-            help="User that Steward runs as. The agent accepts answers of this user and of root.",
+            help="User that Steward runs as. The agent accepts replies of this user and of root.",
         ),
     ] = None,
     munge_socket: Annotated[

@@ -120,7 +120,7 @@ def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
             line = b""
         if not line:
             raise DaemonAway(
-                f"{sender} closed the connection before the end of its answer: its log says why",
+                f"{sender} closed the connection before the end of its reply: see its log",
                 sender,
             )
         try:
@@ -132,7 +132,7 @@ def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
 def make_decode_error(sender: str, error: Exception) -> ClientError:
     """Make the error for an answer that cannot be decoded."""
     return ClientError(
-        f"cannot decode the answer of {sender}: is it of another release? ({error})", sender
+        f"cannot decode the reply of {sender}: is it of another release? ({error})", sender
     )
 
 

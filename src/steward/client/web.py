@@ -224,9 +224,7 @@ def _read_body(response: "HTTPResponse", url: str) -> bytes:
     try:
         return response.read()
     except (OSError, HTTPException) as error:
-        raise DaemonAway(
-            f"{url} closed the connection before the end of its answer", url
-        ) from error
+        raise DaemonAway(f"{url} closed the connection before the end of its reply", url) from error
 
 
 def _make_error(status: int, content_type: str, text: bytes, url: str) -> StewardError:

@@ -35,7 +35,7 @@ def list_offers(group: str) -> dict[str, "EntryPoint"]:
         earlier = offers.setdefault(entry.name, entry)
         if earlier.value != entry.value:
             sources = f"{earlier.value} and {entry.value} both provide {entry.name!r}"
-            raise StewardError(f"{group}: {sources}: uninstall the package of one", entry.name)
+            raise StewardError(f"{group}: {sources}: uninstall one of the two packages", entry.name)
     return offers
 
 

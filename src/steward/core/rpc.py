@@ -333,7 +333,7 @@ def _read_answer(
         )
     if not line.endswith(b"\n"):
         raise RpcUnavailable(
-            f"the daemon at {path} closed the connection without an answer: see its log", path
+            f"the daemon at {path} closed the connection without a reply: see its log", path
         )
     try:
         reply = decode_reply_line(line)
@@ -341,6 +341,6 @@ def _read_answer(
             return msgspec.json.decode(reply.answer, type=answer)
     except msgspec.MsgspecError as error:
         raise RpcUnavailable(
-            f"cannot decode the answer of the daemon at {path}: {error}", path
+            f"cannot decode the reply of the daemon at {path}: {error}", path
         ) from error
     raise make_error(reply, own)

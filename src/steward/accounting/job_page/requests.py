@@ -40,13 +40,11 @@ class PageRequest(Request, frozen=True, kw_only=True):
         bool, described("Summarize the whole array, even if ``job`` is one of its tasks.")
     ] = False
     tasks: Annotated[
-        int, described("Maximum number of tasks per step, beginning with failed ones.", ge=0)
+        int, described("Maximum number of tasks per step, failed ones first.", ge=0)
     ] = DEFAULT_SHOWN
     nodes: Annotated[
         int,
-        described(
-            "Maximum number of nodes per step, beginning with those that reported no end.", ge=0
-        ),
+        described("Maximum number of nodes per step, those without a known end first.", ge=0),
     ] = DEFAULT_SHOWN
 
 

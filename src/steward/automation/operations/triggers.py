@@ -49,7 +49,7 @@ class TriggerUnsetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.trigger.unset."""
 
     trigger_ids: Annotated[tuple[int, ...], described("Ids of the triggers.")]
-    user: Annotated[str, described("User who owns them.")] = "slurm"
+    user: Annotated[str, described("Owner of the triggers.")] = "slurm"
 
 
 @operation("slurm.trigger.set", role="administrator", remote=False, pack=True)

@@ -147,7 +147,7 @@ class GateQueries:
         if self._keeper.rules.get_estimator(cluster) is None:
             raise NoEstimate(
                 f"the gate cannot price jobs of cluster {cluster}: it has not received the "
-                "cluster's model or the bank's rates yet. Try again in a minute; then see "
+                "cluster's configuration or the bank's rates yet. Try again in a minute; then see "
                 "'steward status'",
                 cluster,
             )

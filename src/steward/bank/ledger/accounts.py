@@ -293,8 +293,7 @@ class Accounts:
         )
         if count:
             raise BankUsage(
-                f"account {name} has a balance of its own: transfer it before its "
-                "parent can pay for it",
+                f"account {name} has a balance: transfer it before its parent can pay for it",
                 name,
             )
 

@@ -220,7 +220,7 @@ def _read_body(response: http.client.HTTPResponse) -> bytes:
             body += chunk
             if len(body) > _MAX_REPLY_BYTES or time.monotonic() > deadline:
                 raise wire.WireError(
-                    f"the answer is larger than {_MAX_REPLY_BYTES} bytes, or took longer than "
+                    f"the reply is larger than {_MAX_REPLY_BYTES} bytes, or took longer than "
                     f"{_ANSWER_S:.0f} s"
                 )
     if response.length:

@@ -333,7 +333,7 @@ class JobEventsRequest(Request, frozen=True, kw_only=True):
     job: Annotated[str, described("Job id as Slurm writes it.")]
     cluster: Annotated[str, described("Cluster; any if empty.")] = ""
     limit: Annotated[
-        int, described("Maximum number of events, the oldest.", ge=1, le=MAX_EVENTS)
+        int, described("Maximum number of events, oldest first.", ge=1, le=MAX_EVENTS)
     ] = 1000
 
 
