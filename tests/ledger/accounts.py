@@ -61,7 +61,7 @@ class AccountCases:
             with pytest.raises(BankUsage, match="descendant of top"):
                 t.accounts.change("top", BY, parent="low")
             account(t, "rich", 5, parent="top")
-            with pytest.raises(BankUsage, match="a balance of its own"):
+            with pytest.raises(BankUsage, match="has a balance: transfer it"):
                 t.accounts.change("rich", BY, parent_pays=True)
 
     def test_a_change_leaves_the_rest(self, ledger: Ledger) -> None:

@@ -223,7 +223,7 @@ class ChargeCases:
         with ledger.transaction() as t:
             account(t, "top")
             t.charges.post(charge(10, "sub"), BY)
-            with pytest.raises(BankUsage, match="account sub has a balance of its own"):
+            with pytest.raises(BankUsage, match="account sub has a balance: transfer it"):
                 t.accounts.create(Account(name="sub", parent="top", parent_pays=True), BY)
             t.accounts.create(Account(name="sub", parent="top"), BY)
             t.transfers.adjust("sub", 10, BY)
