@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,16 @@ def test_a_later_mount_is_seen_by_a_process_and_its_child(tmp_path: Path) -> Non
         check=True,
     )
     assert shown.stdout.split() == ["local", "network", "network", "local"]
+
+
+def test_threads_may_ask_at_the_same_time(tmp_path: Path) -> None:
+    until = time.monotonic() + 0.2
+
+    def ask_often(_number: int) -> set[str]:
+        kinds = set()
+        while time.monotonic() < until:
+            kinds.add(find_network_type(str(tmp_path)))
+        return kinds
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set().union(*threads.map(ask_often, range(4))) == {find_network_type(str(tmp_path))}
