@@ -116,3 +116,19 @@ def test_a_descriptor_stays_open_in_its_batch(tmp_path: Path) -> None:
     assert tree.get_directory_fd("alpha/ada", access) == fd
     assert read_acl_readers(fd) == FileReaders(4001)
     tree.close()
+
+
+def test_a_full_cache_keeps_the_descriptors_of_a_batch(tmp_path: Path) -> None:
+    tree = ArchiveTree(str(tmp_path / "archive"))
+    marker = tree.open("")
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(200):
+        tree.get_directory_fd(f"alpha/user{number}", DirectoryAccess())
+    tree.open(marker)
+    month = tree.get_directory_fd("alpha/ada/2026/11", DirectoryAccess())
+    file_id = os.fstat(month).st_ino
+    for day in ("28", "29"):
+        tree.get_directory_fd(f"alpha/ada/2026/11/{day}", DirectoryAccess())
+    assert os.fstat(month).st_ino == file_id
+    assert len(os.listdir("/proc/self/fd")) - before < 150
+    tree.close()

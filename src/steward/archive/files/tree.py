@@ -496,8 +496,17 @@ class ArchiveTree:
             # Closed first: files go to the directories that have none below them.
             self._directories.move_to_end(parent, last=False)
         if len(self._directories) > _OPEN_DIRECTORIES:
-            self._forget(next(iter(self._directories)))
+            self._close_oldest(path)
         return directory.fd
+
+    def _close_oldest(self, path: str) -> None:
+        """Close a directory that does not lead to ``path``, of an earlier batch if there is one.
+
+        Callers hold descriptors of this batch, such as that of a file to link to ``path``.
+        """
+        others = [name for name in self._directories if not f"{path}/".startswith(f"{name}/")]
+        earlier = (name for name in others if self._directories[name].batch != self._batch)
+        self._forget(next(earlier, others[0]))
 
     def _confirm(self, path: str, directory: "_OpenDirectory") -> bool:
         """Return whether a directory that an earlier batch opened is still the one at its path.
