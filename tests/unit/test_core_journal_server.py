@@ -4,7 +4,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,23 @@ def test_a_busy_client_that_stays_away_delays_a_small_append_for_the_time_to_gat
     assert time.monotonic() - began >= 0.2
     monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
     second.append([script_event(number) for number in range(3, 100)])
+
+
+def test_appends_that_gather_are_committed_by_a_stop(
+    running: Running, make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{_SERVER}._GATHER_S", 3600.0)
+    monkeypatch.setattr(f"{_SERVER}._RECENT_S", 3600.0)
+    first, second = make_link(), make_link()
+    first.append([script_event(1)])
+    with ThreadPoolExecutor(1) as threads:
+        append = threads.submit(second.append, [script_event(2)])
+        time.sleep(0.1)
+        assert not append.done(), "it gathers"
+        running.halt.set()
+        append.result(30.0)
+    with closing(Journal(running.state_dir)) as journal:
+        assert journal.head() == 2
 
 
 class Picky:

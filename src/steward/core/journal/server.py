@@ -375,7 +375,7 @@ class JournalServer:
         for call in calls:
             self._answer(call)
         now = time.monotonic()
-        if self._pending_appends and now >= self._get_commit_time(now):
+        if self._pending_appends and (stop is None or now >= self._get_commit_time(now)):
             self._commit()
         self._wake_clients()
         if self._positions and now >= self._flush_at:
