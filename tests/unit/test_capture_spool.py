@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
@@ -381,6 +382,32 @@ def test_batches_that_come_alone_are_committed_at_once_by_one_thread(
         assert not bench.is_held(number + 1)
     assert threads == ["committer"] * 40
     assert not select.select([committer.fd], [], [], 0)[0], "the main thread need not wake"
+    assert committer.finish(10.0)
+
+
+class Entry(msgspec.Struct):
+    """An entry whose close fails, as on FUSE."""
+
+    closed: int = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_an_entry_without_files_or_whose_close_fails_ends_no_thread(bench: Bench) -> None:
+    committer = BatchCommitter(bench.append)
+    (store, _) = bench.stores
+    entries = [Entry() for _ in range(4)]
+    for number, entry in enumerate(entries):
+        if number % 2:
+            store.write(f"c1.{number}.5.3.script", b"abc")
+        row = ("job.script", "c1", f"script:{number}:5", b"{}")
+        unsynced = [store.take_unsynced()] if number % 2 else []
+        committer.put(CaptureBatch([row], [entry], unsynced))  # type: ignore[list-item]
+        wait_for(lambda: not committer.pending_batches)
+    assert [entry.closed for entry in entries] == [1] * 4
+    assert len(bench.rows) == 4
     assert committer.finish(10.0)
 
 

@@ -112,12 +112,14 @@ class CaptureBatch(msgspec.Struct):
         held: Scripts with open descriptors, until their bytes are durable.
         unsynced: Files with the bytes.
         size: Total size of the bytes.
+        is_synced: Whether these files are durable.
     """
 
     rows: list[EncodedEvent]
     held: list[CapturedEntry]
     unsynced: list[UnsyncedFiles]
     size: int = 0
+    is_synced: bool = False
 
 
 class _UnreadableScript(msgspec.Struct):
@@ -198,7 +200,7 @@ class BatchCommitter:
     def _commit_all(self) -> None:
         """Run the thread that appends batches' events once they are durable."""
         while (batch := self._batches.get()) is not None:
-            if (not batch.unsynced or self._sync(batch)) and self._commit(batch):
+            if (batch.is_synced or self._sync(batch)) and self._commit(batch):
                 self._finish_batch(batch)
 
     def _finish_batch(self, batch: CaptureBatch, *, has_failed: bool = False) -> None:
@@ -217,29 +219,33 @@ class BatchCommitter:
 
     def _sync(self, batch: CaptureBatch) -> bool:
         """Sync the files of a batch; return whether all succeeded."""
-        is_synced = True
+        batch.is_synced = True
         # Sync all, even after a failure: each closes its descriptors.
         for unsynced in batch.unsynced:
             try:
                 unsynced.sync()
             except Unavailable as error:
                 self._log_failure(batch, error)
-                is_synced = False
+                batch.is_synced = False
         batch.unsynced = []
-        if not is_synced:
+        if not batch.is_synced:
             self.failed.put(batch.held)
             self._finish_batch(batch, has_failed=True)
         elif len(batch.held) <= _MOST_CLOSED:
             # The store has the bytes now, under names that identify them: descriptors held until
             # the journal is available again could use up all there are.
             for entry in batch.held:
-                entry.close()
+                try:
+                    entry.close()
+                except OSError as error:
+                    # Its bytes are durable: an error must not end the thread.
+                    log.warning("cannot close a script: %s", error.strerror)
         else:
             # The main thread closes many: two threads would contend for the interpreter lock at
             # each close.
             self.stored.put(batch.held)
             self._signal()
-        return is_synced
+        return batch.is_synced
 
     def _commit(self, batch: CaptureBatch) -> bool:
         """Append a batch's events, retrying until a stop."""
