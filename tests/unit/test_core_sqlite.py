@@ -3,6 +3,7 @@ import re
 import resource
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,11 +232,23 @@ def test_scratch_databases_of_a_daemon_are_in_its_state_directory(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (scratch / "steward-left").touch()
+    (scratch / "directory").mkdir()
     use_scratch_directory(str(tmp_path))
-    assert not list(scratch.iterdir()), "a killed process left it"
+    assert [path.name for path in scratch.iterdir()] == ["directory"], "a killed process left one"
     assert scratch.stat().st_mode & 0o777 == 0o700
     with closing(open_scratch("CREATE TABLE t (x);")):
         assert find_scratch_directories() == {str(scratch)}
+    connect = sqlite.dbapi2.connect
+
+    def connect_while_another_starts(*arguments: Any, **options: Any) -> Any:
+        connection = connect(*arguments, **options)
+        use_scratch_directory(str(tmp_path))
+        return connection
+
+    monkeypatch.setattr(sqlite.dbapi2, "connect", connect_while_another_starts)
+    with closing(open_scratch("CREATE TABLE t (x);")) as connection:
+        connection.execute("INSERT INTO t VALUES (1)")
+    monkeypatch.setattr(sqlite.dbapi2, "connect", connect)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with closing(open_scratch("CREATE TABLE t (x);")):
         assert find_scratch_directories() == {str(tmp_path)}

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -354,8 +354,9 @@ def use_scratch_directory(state_dir: str) -> None:
     directory = os.path.join(state_dir, "scratch")
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chmod(directory, 0o700)
-    for name in os.listdir(directory):
-        os.unlink(os.path.join(directory, name))
+    for path in os.scandir(directory):
+        if path.is_file(follow_symlinks=False):
+            os.unlink(path)
     _scratch_directory = directory
 
 
@@ -390,7 +391,9 @@ def open_scratch(script: str) -> Connection:
                 f"PRAGMA synchronous=OFF;\n{script}\nBEGIN;"
             )
     finally:
-        os.unlink(path)
+        # Another daemon that starts here by mistake may have been faster.
+        with suppress(FileNotFoundError):
+            os.unlink(path)
     return connection
 
 
