@@ -122,7 +122,6 @@ def test_a_refusal_that_the_journal_has_not_heard_of_is_said_again(make: Make) -
     site = make()
     site.elsewhere.refuses = {1}
     site.identify(site.submit(1))
-    site.turn(2)
     while not site.elsewhere.batches:
         site.feeds["archive.there"].run_turn()
     assert site.reader.list_dead_letters() == []

@@ -182,7 +182,7 @@ def test_imported_runs_are_charged_once_and_observed_ones_keep_their_charge(bank
         return imported_run(job_id, start - 1, end, start=at(start), **fields, **more)
 
     events = [
-        ran(1, 1, 1801),
+        ran(1, 1, 7201),
         ran(2, 1, 3601),
         ran(3, -7200, -3700),  # ended before the bank started
         ran(4, 1, 1801, state="RESIZING"),

@@ -95,10 +95,10 @@ BACKFILL: Final = ServicePrincipal(
 )
 """Backfill: charge runs from before the bank."""
 
-RETENTION: Final = ServicePrincipal(name="retention", permissions=frozenset({"archive.purge"}))
+RETENTION: Final = ServicePrincipal(name="retention", permissions=frozenset({"archive.erase"}))
 """Retention: purge scripts by age, and evict them by limits of the archive."""
 
-KAFKA: Final = ServicePrincipal(name="kafka", permissions=frozenset({"archive.purge"}))
+KAFKA: Final = ServicePrincipal(name="kafka", permissions=frozenset({"archive.erase"}))
 """Kafka consumer: erase scripts that the sending Steward has erased."""
 
 NOTICES: Final = ServicePrincipal(

@@ -40,9 +40,12 @@ _NODE_RUNS: Final = Table(NodeRun, "node_run", key="node, end_s, job_id")
 NODES_SCHEMA: Final = f"{_NODES.schema}{_NODE_RUNS.schema}"
 """Script that creates the tables."""
 
-_ADD_NODE: Final = "INSERT INTO node (cluster, name) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _SELECT_NODE: Final = "(SELECT number FROM node WHERE cluster = ? AND name = ?)"
-_ADD_RUN: Final = f"INSERT OR IGNORE INTO node_run VALUES ({_SELECT_NODE}, ?, ?)"  # noqa: S608 -- our own names
+_IF_NEW: Final = " ON CONFLICT DO NOTHING"
+_ADD_NODE: Final = _NODES.build_insert("cluster, name") + _IF_NEW
+_ADD_RUN: Final = (
+    _NODE_RUNS.build_insert("node, end_s, job_id").replace("?", _SELECT_NODE, 1) + _IF_NEW
+)
 _DROP_RUN: Final = f"DELETE FROM node_run WHERE node = {_SELECT_NODE} AND end_s = ? AND job_id = ?"  # noqa: S608 -- our own names
 
 

@@ -442,7 +442,7 @@ class RetentionWorker:
     def _make_event(
         self, cluster: str, keys: list[str], reason: str, at: datetime, order_period: int
     ) -> Event:
-        RETENTION.require(ARCHIVE_PURGE)
+        RETENTION.require("archive.erase")
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:24]
         return Event(
             kind=ARCHIVE_PURGE,

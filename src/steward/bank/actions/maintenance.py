@@ -590,7 +590,7 @@ class NoticesRetryRequest(Request, frozen=True, kw_only=True):
     """Request of bank.notices_retry: retry undelivered notices at once."""
 
     numbers: Annotated[
-        tuple[int, ...], described("Numbers of the notices. Default: all dead letters.")
+        tuple[int, ...], described("Numbers of the notices.", default="all dead letters")
     ] = ()
 
 

@@ -234,7 +234,7 @@ def _first_run_record(record: JobRecord, first_submit: datetime) -> JobRecord:
 
 def _purge_event(message: ScriptMessage) -> Event:
     """Build the event that purges a script."""
-    KAFKA.require(ARCHIVE_PURGE)
+    KAFKA.require("archive.erase")
     now = datetime.now(UTC)
     return Event(
         kind=ARCHIVE_PURGE,
