@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / "packs" / "slurm"
 RUNNERS = ROOT / "tests" / "stackstorm"
 MARK = "%%%%%~=~=~=************=~=~=~%%%%"
-PROGRAMS = "/etc/steward-pack-programs"
+PROGRAMS = f"/etc/steward-pack-programs-{os.getpid()}"  # tests of several versions run side by side
 STANLEY = "carl"
 """User that StackStorm runs as: an administrator."""
 
