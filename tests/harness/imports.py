@@ -53,6 +53,6 @@ def imported_job(job_id: int, **fields: Any) -> list[Event]:
     return [run, imported_step(run), imported_step(run, "extern")]
 
 
-def imported(*events: Event) -> Event:
+def imported(*events: Event, is_continued: bool = False) -> Event:
     """Return the jobs.imported of these events."""
-    return pack_events(events)
+    return pack_events(events, is_continued=is_continued)

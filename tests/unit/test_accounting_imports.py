@@ -24,6 +24,7 @@ from steward.accounting.imports import (
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.imported import unpack_event
 from steward.core.records import JobRecord
+from steward.core.usage import AccountedStep
 from steward.slurm import SlurmError
 from steward.slurm.commands import CommandRunner
 from steward.slurm.sacct import (
@@ -82,6 +83,50 @@ class Asked:
 
 def redact(record: JobRecord) -> JobRecord:
     return record
+
+
+class Packed(list[Event]):
+    """Events that an import appends, as they are."""
+
+    def count_texts(self) -> list[int]:
+        """Return the length of the submit lines in each event."""
+        return [sum(map(get_submit_length, unpack_event(event))) for event in self]
+
+
+def get_submit_length(part: Event) -> int:
+    """Return the length of the submit line of a run or step."""
+    body = part.body
+    record = body.line if isinstance(body, AccountedStep) else body.record
+    return len(record.submit_line)
+
+
+def test_long_texts_are_divided_into_several_events(tmp_path: Path) -> None:
+    mega = 1 << 20
+    rows = [row(n, submitline=str(n) * mega) for n in range(1, 8)]
+    rows[3:3] = [row(3, step=str(n), submitline=str(n) * mega) for n in range(9)]
+    packed = Packed()
+    take(Asked(rows), tmp_path / "places", 1, packed)
+    # The first event ends within job 3, the next repeat that job, and only that.
+    assert [event.body.runs for event in packed] == [3, 1, 1, 4]
+    assert [event.body.steps for event in packed] == [3, 3, 3, 0]
+    assert [event.body.is_continued for event in packed] == [False, True, True, False]
+    assert max(packed.count_texts()) <= 8 * mega
+    parts = [part for event in packed for part in unpack_event(event)]
+    steps = [part.body.line.step for part in parts if part.kind == STEP_ACCOUNTED]
+    assert steps == list(map(str, range(9)))
+    again = Packed()
+    take(Asked(rows[1:]), tmp_path / "places", 1, again)
+    assert [event.key for event in again[1:]] == [event.key for event in packed[1:]]
+
+
+def test_many_steps_of_a_run_are_divided(tmp_path: Path) -> None:
+    packed = Packed()
+    take(
+        Asked([row(1), *(row(1, step=str(n)) for n in range(30_000))]),
+        *(tmp_path / "places", 1, packed),
+    )
+    assert [event.body.runs for event in packed] == [1] * 3
+    assert sum(event.body.steps for event in packed) == 30_000
 
 
 class Taken(list[Event]):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harness.events import at
 from harness.imports import imported, imported_job, imported_run, imported_step
 from steward.core.events import Event, EventError, ImportedJobs, decode_event, encode_event
-from steward.core.imported import unpack_event
+from steward.core.imported import pack_events, unpack_event
 
 TEXTS = st.text(max_size=20)
 MAYBE = st.none() | st.integers(0, 2**63 - 1)
@@ -106,3 +106,9 @@ def test_a_pack_that_would_fill_the_memory_is_refused() -> None:
     body = ImportedJobs(runs=1, steps=0, data=compressor.compress(b"\0" * ((256 << 20) + 1)))
     with pytest.raises(EventError, match="out of range"):
         list(unpack_event(msgspec.structs.replace(imported(*imported_job(1)), body=body)))
+
+
+def test_more_than_a_consumer_unpacks_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steward.core.imported._LARGEST", 2000)
+    with pytest.raises(EventError, match=r"cannot pack 2 runs and steps from job 1 on"):
+        pack_events([imported_run(number, submit_line=str(number) * 1500) for number in (1, 2)])

@@ -1,6 +1,7 @@
 """Imported runs and steps in jobs.db, in the job log and in plugins: each once, own facts first."""
 
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,32 @@ def test_the_job_log_tells_runs_and_sizes_apart(site: LogSite, books: Clocked) -
     assert Counter(map(shown, site.lines())) == Counter(map(shown, expected))
 
 
+def continue_job(job_id: int, **fields: Any) -> list[Event]:
+    """Return two events that bring a run's steps, the second those of the run before."""
+    run, *steps = imported_job(job_id, **fields)
+    return [imported(run, steps[0]), imported(run, steps[1], is_continued=True)]
+
+
+@pytest.mark.parametrize("submit", [0, -40 * 86400])
+def test_further_steps_of_a_run_follow_in_another_event(
+    site: LogSite, books: Clocked, submit: int
+) -> None:
+    times = {"submit": submit, "end": submit + 20}
+    first, second = continue_job(1, **times)
+    site.write(first)
+    # Meanwhile the job log forgets runs that ended weeks ago.
+    site.now += timedelta(hours=1)
+    site.write(second)
+    assert logged(site) == [
+        (1, step, "slurmdbd", 7 if step else 14) for step in ("", "batch", "extern")
+    ]
+    books.take(first)
+    books.take(second)
+    together = Clocked(site.state / "together")
+    together.take(imported(*imported_job(1, **times)))
+    assert lines_of(books, "1") == lines_of(together, "1")
+
+
 def test_texts_of_purged_jobs_do_not_come_back(site: LogSite) -> None:
     spooled = script(1, 0.4)
     consumer = JobsConsumer(site.settings)
@@ -183,3 +210,8 @@ def test_plugins_are_called_for_imported_runs(scene: Scene) -> None:
     assert scene.hooks()[2:-1] == ["job_start", "job_complete"] * 2
     assert [job.job_id for job in scene.of("job_complete")] == [1, 2]
     assert len({job.event_id for job in scene.of("job_complete")}) == 2
+
+
+def test_plugins_are_called_once_for_a_run_in_two_events(scene: Scene) -> None:
+    scene.take(*continue_job(1))
+    assert scene.hooks()[2:-1] == ["job_start", "job_complete"]

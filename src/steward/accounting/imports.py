@@ -3,10 +3,10 @@
 :func:`import_days`, :func:`import_sacct_file` and :func:`import_job_log` read the source and make
 events of ended runs and their steps through :class:`ImportEventMaker`, which redacts secrets and
 counts restarts (:class:`RunCounter`). They append these packed: one jobs.imported event for about
-1,000 of them. Runs that have not ended are left to their own cluster. ``imports.json`` keeps the
-position of each import from slurmdbd or a file of sacct (:class:`ImportPosition`), so that an
-interrupted one continues. Importing something twice is harmless: consumers know runs and steps by
-their keys.
+1,000 of them, or for 4 MB of their texts. Runs that have not ended are left to their own cluster.
+``imports.json`` keeps the position of each import from slurmdbd or a file of sacct
+(:class:`ImportPosition`), so that an interrupted one continues. Importing something twice is
+harmless: consumers know runs and steps by their keys.
 """
 
 import os
@@ -205,6 +205,10 @@ class ImportEventMaker:
 
 _ROWS_AT_ONCE: Final = 1000
 """Number of runs and steps from which one event is appended for them."""
+_TEXT_AT_ONCE: Final = 4_000_000
+"""Length of their texts, in characters, from which one event is appended for them."""
+_ROW_LENGTH: Final = 300
+"""Length that a run or step counts besides its texts, which its numbers take."""
 _DAY: Final = timedelta(days=1)
 
 ImportProgress = Callable[[int, int | None, str], None]
@@ -270,6 +274,9 @@ class _ImportState:
         self._events: list[Event] = []
         self._job: JobRecord | None = None
         self._run: Event | None = None
+        self._length = 0
+        self._run_length = 0
+        self._is_continued = False
         self.jobs = 0
         self.steps = 0
         self.passed_over = 0
@@ -290,8 +297,7 @@ class _ImportState:
 
     def process_run(self, record: JobRecord) -> None:
         """Process a run, whose steps follow."""
-        # All steps of a job are in the event of its run.
-        self.flush(least=_ROWS_AT_ONCE)
+        self.flush_full()
         self._job, self._run = record, None
         try:
             self._run = self._maker.make_run_event(record)
@@ -303,7 +309,8 @@ class _ImportState:
             self.unfinished += 1
         else:
             self.jobs += 1
-            self._events.append(self._run)
+            self._run_length = 0
+            self._add(self._run, record)
 
     def _process_step_row(self, row: SacctRow, cluster: str) -> None:
         """Process a step's row, if it belongs to the current job."""
@@ -324,16 +331,38 @@ class _ImportState:
         except Rejected:
             self.passed_over += 1
             return
+        if self._run_length >= _TEXT_AT_ONCE:
+            # Where a run is divided depends on it alone: repeated, its events have the same keys.
+            self.flush()
+            self._is_continued = True
+            self._run_length = 0
+            self._add(self._run, self._run.body.record)
         self.steps += 1
+        self._add(event, line)
+
+    def _add(self, event: Event, record: JobRecord | UsageLine) -> None:
+        """Collect an event, and count its length."""
+        texts = (value for value in msgspec.structs.astuple(record) if isinstance(value, str))
+        length = _ROW_LENGTH + sum(map(len, texts))
+        self._length += length
+        self._run_length += length
         self._events.append(event)
 
-    def flush(self, *, least: int = 1) -> bool:
-        """Append the collected events if there are at least ``least``; return True if so."""
-        if len(self._events) < least:
+    def flush_full(self) -> bool:
+        """Append the collected events if they are many, long or continued; return True if so."""
+        is_full = len(self._events) >= _ROWS_AT_ONCE or self._length >= _TEXT_AT_ONCE
+        if not (is_full or self._is_continued):
             return False
-        self._append([pack_events(self._events)])
-        self._events = []
+        self.flush()
         return True
+
+    def flush(self) -> None:
+        """Append the collected events."""
+        if self._events:
+            self._append([pack_events(self._events, is_continued=self._is_continued)])
+        self._events = []
+        self._length = 0
+        self._is_continued = False
 
     def make_result(self, went_on: str) -> ImportResult:
         """Return the result of the import."""
@@ -446,7 +475,7 @@ def import_sacct_file(
                     continue
                 is_job = "." not in (row.get("jobid") or row.get("jobidraw", ""))
                 if is_job:
-                    if state.flush(least=_ROWS_AT_ONCE):
+                    if state.flush_full():
                         save_position(positions_path, ImportPosition(name=name, done=str(previous)))
                     report(position, status.st_size, "bytes")
                     is_wanted = position > int(saved or 0) and _is_within(row, zone, window)

@@ -59,7 +59,7 @@ from steward.core.events import (
 from steward.core.records import JobRecord
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
-from steward.jobs.imported_runs import make_run_events, read_import
+from steward.jobs.imported_runs import read_run_events
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 if TYPE_CHECKING:
@@ -220,13 +220,14 @@ class BankConsumer:
         Runs that ended before the bank started are a backfill's.
 
         Raises:
+            Rejected: An import cannot be unpacked.
             SqliteUnavailable: jobs.db cannot be read now.
         """
         for event in events:
             if event.kind != JOBS_IMPORTED:
                 yield event
             elif event.at >= self._bank_started:
-                for run in make_run_events(read_import(event, self._settings.state_dir)):
+                for run in read_run_events(event, self._settings.state_dir):
                     if run.kind == RUN_END and not self._has_charge(run):
                         body = msgspec.structs.replace(run.body, source="")
                         yield msgspec.structs.replace(run, body=body)

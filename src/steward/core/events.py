@@ -348,11 +348,14 @@ class ImportedJobs(msgspec.Struct, frozen=True, kw_only=True):
         runs: Number of runs.
         steps: Number of steps.
         data: Compressed columns of their records.
+        is_continued: Whether these are further steps of the last run of an earlier event, which
+            has too many or too long ones for one event. The run is repeated, alone.
     """
 
     runs: int
     steps: int
     data: bytes
+    is_continued: bool = False
 
 
 class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """Imported jobs: pack the events of an import into one, and unpack them again.
 
-An import of old accounting appends one jobs.imported event for about 1,000 runs and steps, with
-all steps of a job beside its runs: :func:`pack_events` makes it of job.end and step.accounted
-events, :func:`unpack_event` restores these. Packed by columns and compressed, a job with two steps
-takes about 0.16 kB of the journal, where events for each take 7 kB.
+An import of old accounting appends one jobs.imported event for about 1,000 runs and steps, each
+run followed by its steps: :func:`pack_events` makes it of job.end and step.accounted events,
+:func:`unpack_event` restores these. Steps too many or too long for one event follow in events of
+their own, which repeat the run and are marked as continued. Packed by columns and compressed, a
+job with two steps takes about 0.16 kB of the journal, where events for each take 7 kB.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from steward.core.usage import AccountedStep
 
 _LEVEL: Final = 1
 """Zstandard's fastest level; the highest saves a tenth and takes a hundred times as long."""
-_LARGEST: Final = 256 << 20
+_LARGEST: Final = 128 << 20
 """Largest size of the unpacked columns, in bytes; those of 40,000 steps have 12 MB."""
 
 _Columns = dict[str, list[Any]]
@@ -97,10 +98,17 @@ def make_imported_step(run: Event, line: UsageLine) -> Event:
     )
 
 
-def pack_events(events: Sequence[Event]) -> Event:
+def pack_events(events: Sequence[Event], *, is_continued: bool = False) -> Event:
     """Pack the events of imported runs, each followed by those of its steps.
 
     The same runs and steps give an event with the same key.
+
+    Args:
+        events: The events.
+        is_continued: Whether they are one run, packed before, and further steps of it.
+
+    Raises:
+        EventError: They are too large for one event.
     """
     import zstandard
 
@@ -120,6 +128,12 @@ def pack_events(events: Sequence[Event]) -> Event:
     )
     data = _encode(block)
     first = events[0]
+    if len(data) > _LARGEST:
+        raise EventError(
+            f"cannot pack {len(events)} runs and steps from job {records[0].job_id} on: "
+            f"{len(data)} bytes, more than {_LARGEST}",
+            first,
+        )
     return Event(
         kind=JOBS_IMPORTED,
         cluster=first.cluster,
@@ -131,6 +145,7 @@ def pack_events(events: Sequence[Event]) -> Event:
             runs=len(records),
             steps=len(lines),
             data=zstandard.ZstdCompressor(level=_LEVEL).compress(data),
+            is_continued=is_continued,
         ),
     )
 

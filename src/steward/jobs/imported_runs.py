@@ -2,7 +2,7 @@
 
 The jobs consumer appends no events about runs that only an import knows. Other consumers read these
 from jobs.imported: :func:`read_import` unpacks it, :func:`make_run_events` makes run.start and
-run.end of it, as the jobs consumer does for observed runs.
+run.end of it, as the jobs consumer does for observed runs; :func:`read_run_events` does both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from steward.core.events import Event, JobFacts
+from steward.core.consumers import Rejected
+from steward.core.events import Event, EventError, JobFacts
 from steward.core.imported import unpack_event
 from steward.core.records import JobRecord, UsageLine
 from steward.core.sqlite import SqliteMissing, open_reader, translate_errors
@@ -38,13 +39,26 @@ def read_import(event: Event, state_dir: str) -> list[Event]:
         state_dir: Directory of jobs.db, which knows the purged scripts.
 
     Raises:
-        EventError: The event cannot be unpacked.
+        Rejected: The event cannot be unpacked.
         SqliteUnavailable: jobs.db cannot be read now.
     """
-    parts = list(unpack_event(event))
+    try:
+        parts = list(unpack_event(event))
+    except EventError as error:
+        raise Rejected(str(error), event) from error
     records = [part.body.record for part in parts if isinstance(part.body, JobFacts)]
     purged = _find_purged(state_dir, event.cluster, records)
     return [_blank_text(part, purged) for part in parts] if purged else parts
+
+
+def read_run_events(event: Event, state_dir: str) -> Iterator[Event]:
+    """Yield run.start and run.end of the runs that a jobs.imported event brings.
+
+    The run of a continued event is none: the event before brought it. Raises as
+    :func:`read_import`.
+    """
+    if not event.body.is_continued:
+        yield from make_run_events(read_import(event, state_dir))
 
 
 def _find_purged(

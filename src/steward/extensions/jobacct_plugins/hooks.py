@@ -39,7 +39,7 @@ from steward.core.usage import PluginMessage, RunEvent, StepUsage, TaskUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin, JobRun, Message, Rusage, Step
 from steward.extensions.jobacct_plugins.messages import MessageSender
 from steward.extensions.jobacct_plugins.state import HookFailure
-from steward.jobs.imported_runs import make_run_events, read_import
+from steward.jobs.imported_runs import read_run_events
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +301,7 @@ class HookCaller:
 
     def _build_imported_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for the start and the end of each imported run."""
-        for run in make_run_events(read_import(event, self._state_dir)):
+        for run in read_run_events(event, self._state_dir):
             for hook, _, node, args in self._build_run_calls(run):
                 yield hook, run.key, node, args
 

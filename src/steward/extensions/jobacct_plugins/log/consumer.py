@@ -35,7 +35,6 @@ from steward.core.events import (
     RUN_END,
     STEP_ACCOUNTED,
     Event,
-    EventError,
     JobFacts,
     utc_now,
 )
@@ -368,10 +367,10 @@ class LogConsumer(DatabaseConsumer):
 
     def _sort_import(self, event: Event, batch: _LogBatch) -> None:
         """Sort the runs and steps of an import; skip those that an earlier one brought."""
-        try:
-            parts = read_import(event, self._state_dir)
-        except EventError as error:
-            raise Rejected(str(error), event) from error
+        parts = read_import(event, self._state_dir)
+        if event.body.is_continued:
+            self._sort_further_steps(parts, batch)
+            return
         job_ids = {part.body.record.job_id for part in parts if part.kind == JOB_END}
         # What earlier batches ended, and earlier events of this batch.
         days = self._state.find_days(event.cluster, job_ids) | batch.ended
@@ -391,6 +390,19 @@ class LogConsumer(DatabaseConsumer):
                 self._sort_event(part, batch)
             if part.kind == RUN_END and body.piece_end is None:
                 batch.ended[(*submit_key, IMPORTED)] = days.get(run) or batch.ended[run]
+
+    def _sort_further_steps(self, parts: Sequence[Event], batch: _LogBatch) -> None:
+        """Sort the steps of an import whose run and first steps came with the event before."""
+        run, *steps = parts
+        record = run.body.record
+        submit_key = (run.cluster, record.job_id, to_micros(record.submit))
+        if submit_key not in batch.ended_by_submit and not self._state.find_run(*submit_key):
+            # The run ended so long ago that it is forgotten already.
+            run_key = (*submit_key, record.restarts)
+            batch.ended[run_key] = self._calendar.find_day(run.cluster, record.end)
+            batch.ended_by_submit[submit_key] = run_key
+        for step in steps:
+            self._sort_event(step, batch)
 
     def _record_new_files(self, names: Collection[str], written_s: int) -> None:
         """Record the lengths of files before the first write to them.
