@@ -91,6 +91,14 @@ def pack(runs: object, steps: object, owners: list[int], counts: tuple[int, int]
             (1, 1),
         ),
         pack({"job_id": [1, 2], "submit": [at(0), at(1), at(2)], "end": [at(1)]}, {}, [], (2, 0)),
+        pack({"job_id": [1], "submit": [at(0)], "end": [at(1)]}, {}, [], (10**12, 0)),
+        pack({"job_id": [1], "submit": [at(0)], "end": [at(1)]}, {}, [], (10**12, 1 - 10**12)),
+        pack(
+            {"job_id": [1], "submit": [at(0)], "end": [at(1)]},
+            {"cluster": ["c1"], "job_id": [1], "label": [""], "step": ["0"]},
+            [0],
+            (1, 10**12),
+        ),
     ],
 )
 def test_a_pack_that_does_not_add_up_is_refused(block: Event) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from harness.events import script_event
+from harness.imports import imported, imported_run, imported_step
 from harness.journal import append, fill, journal, reader, seen_event, tables, two_sinks
 from steward.core import sqlite
 from steward.core.config import Settings
@@ -16,6 +17,7 @@ from steward.core.events import (
     ARCHIVE_PURGE,
     ARCHIVE_RESEND,
     JOB_SCRIPT,
+    JOBS_IMPORTED,
     ArchivePurge,
     ArchiveResend,
     IncomingFile,
@@ -53,6 +55,19 @@ def test_reading_is_by_kind_and_by_batch(journal: Journal, reader: JournalReader
     events, upto = reader.read(2, [JOB_SCRIPT], 10)
     assert (len(events), upto) == (3, 6)
     assert reader.read(6, [JOB_SCRIPT], 10) == ([], 6)
+
+
+def test_a_read_counts_imports_unpacked(journal: Journal, reader: JournalReader) -> None:
+    for number in range(1, 4):
+        run = imported_run(number)
+        text = str(number) * 1_500_000
+        steps = [imported_step(run, name, submit_line=text + name) for name in ("0", "1")]
+        assert append(journal, imported(run, *steps))
+    assert os.path.getsize(journal.path) < 1 << 20
+    events, upto = reader.read(0, [JOBS_IMPORTED], 10)
+    assert (len(events), upto) == (2, 2)
+    events, upto = reader.read(upto, [JOBS_IMPORTED], 10)
+    assert (len(events), upto) == (1, 3)
 
 
 def test_an_unreadable_row_says_so(journal: Journal, reader: JournalReader) -> None:

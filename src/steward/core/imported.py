@@ -32,6 +32,10 @@ _LEVEL: Final = 1
 """Zstandard's fastest level; the highest saves a tenth and takes a hundred times as long."""
 _LARGEST: Final = 128 << 20
 """Largest size of the unpacked columns, in bytes; those of 40,000 steps have 12 MB."""
+_MOST_ROWS: Final = 100_000
+"""Largest number of runs and steps in an event."""
+_ROW_SIZE: Final = 2000
+"""Size of an unpacked run or step besides its columns, in bytes."""
 
 _Columns = dict[str, list[Any]]
 """Values by field: one value if all are equal, no column if all are the default."""
@@ -128,10 +132,10 @@ def pack_events(events: Sequence[Event], *, is_continued: bool = False) -> Event
     )
     data = _encode(block)
     first = events[0]
-    if len(data) > _LARGEST:
+    if len(data) > _LARGEST or len(events) > _MOST_ROWS:
         raise EventError(
             f"cannot pack {len(events)} runs and steps from job {records[0].job_id} on: "
-            f"{len(data)} bytes, more than {_LARGEST}",
+            f"{len(data)} bytes; one event takes {_MOST_ROWS} in {_LARGEST} bytes",
             first,
         )
     return Event(
@@ -173,6 +177,8 @@ def unpack_event(event: Event) -> Iterator[Event]:
 
 def _unpack_records(body: ImportedJobs) -> tuple[list[JobRecord], dict[int, list[UsageLine]]]:
     """Return the runs, and their steps by the index of the run."""
+    if min(body.runs, body.steps) < 0 or body.runs + body.steps > _MOST_ROWS:
+        raise ValueError("its number of runs and steps is out of range")
     block = _decode(_decompress(body.data))
     records = _join_columns(block.runs, body.runs, JobRecord)
     lines = _join_columns(block.steps, body.steps, UsageLine)
@@ -186,13 +192,36 @@ def _unpack_records(body: ImportedJobs) -> tuple[list[JobRecord], dict[int, list
     return records, steps_by_run
 
 
+def measure_unpacked(body: ImportedJobs) -> int:
+    """Return the approximate size of an event's runs and steps in memory, in bytes.
+
+    It is 0 if :func:`unpack_event` would raise because of the size.
+    """
+    try:
+        return _get_unpacked_size(body.data) + max(0, body.runs + body.steps) * _ROW_SIZE
+    except ValueError:
+        return 0
+
+
+def _get_unpacked_size(data: bytes) -> int:
+    """Return the size of compressed columns, unpacked; raise ValueError if it is out of range."""
+    import zstandard
+
+    try:
+        size: int = zstandard.frame_content_size(data)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    if not 0 <= size <= _LARGEST:
+        raise ValueError("its size is out of range")
+    return size
+
+
 def _decompress(data: bytes) -> bytes:
     """Decompress columns of limited size."""
     import zstandard
 
+    _get_unpacked_size(data)
     try:
-        if not 0 <= zstandard.frame_content_size(data) <= _LARGEST:
-            raise ValueError("its size is out of range")
         return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error

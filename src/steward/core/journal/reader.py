@@ -15,19 +15,18 @@ from steward.core.databases import JOURNAL
 from steward.core.events import (
     ARCHIVE_RESEND,
     JOB_SCRIPT,
-    JOBS_IMPORTED,
     Event,
     EventError,
+    ImportedJobs,
     UnreadableBody,
     utc_now,
 )
+from steward.core.imported import measure_unpacked
 from steward.core.sqlite import Connection, open_reader, translate_errors
 
 _RATE_HOLDS_S = 60
 """Age, in seconds, above which a reported rate counts as 0."""
 _MAX_READ_BYTES = 4 << 20
-_UNPACKED = 40
-"""Size of an unpacked jobs.imported event, as a multiple of the packed one's."""
 """Approximate limit of one read, in bytes: decoded, it takes several times that in a consumer."""
 
 
@@ -162,10 +161,10 @@ class JournalReader:
                 f"AND instr(?, ',' || kind || ',') ORDER BY id LIMIT {limit:d}",
                 (after, head, f",{names},"),
             )
-            rows = list(_take_bytes(cursor, _MAX_READ_BYTES))
+            taken = list(_take_events(cursor, _MAX_READ_BYTES))
             is_cut = cursor.fetchone() is not None
-        upto = rows[-1][0] if is_cut or len(rows) == limit else max(head, after)
-        return [decode_row(row) for row in rows], upto
+        upto = taken[-1].id if is_cut or len(taken) == limit else max(head, after)
+        return taken, upto
 
     def head(self) -> int:
         """Return the position of the last event ever appended; 0 for none."""
@@ -293,11 +292,14 @@ def _encode_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _take_bytes(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
-    """Yield rows, at least one, until their data has ``most_bytes`` bytes."""
+def _take_events(rows: Iterable[Any], most_bytes: int) -> Iterator[Event]:
+    """Yield the events of rows, at least one, until their data has ``most_bytes`` bytes."""
     size = 0
     for row in rows:
-        yield row
-        size += len(row[4]) * (_UNPACKED if row[1] == JOBS_IMPORTED else 1)
+        event = decode_row(row)
+        yield event
+        size += len(row[4])
+        if isinstance(event.body, ImportedJobs):
+            size += measure_unpacked(event.body)
         if size >= most_bytes:
             return
