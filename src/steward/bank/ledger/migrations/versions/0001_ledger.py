@@ -15,7 +15,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-_FOR_EVER: Final = ("ledger_transaction", "posting", "charge_version", "rate", "settlement")
+_FOR_EVER: Final = ("act", "entry", "charge_version", "rate", "settlement")
 
 _TABLES: Final = (
     """
@@ -39,7 +39,7 @@ _TABLES: Final = (
     CREATE INDEX account_seq ON account (seq)
     """,
     """
-    CREATE TABLE ledger_transaction (
+    CREATE TABLE act (
         number BIGINT NOT NULL,
         at_us BIGINT NOT NULL,
         kind TEXT NOT NULL,
@@ -52,17 +52,17 @@ _TABLES: Final = (
         charge BIGINT,
         amount BIGINT NOT NULL,
         PRIMARY KEY (number),
-        CONSTRAINT ledger_transaction_client_key UNIQUE (client_key)
+        CONSTRAINT act_client_key UNIQUE (client_key)
     )
     """,
     """
-    CREATE INDEX ledger_transaction_account ON ledger_transaction (account, at_us)
+    CREATE INDEX act_account ON act (account, at_us)
     """,
     """
-    CREATE INDEX ledger_transaction_charge ON ledger_transaction (charge)
+    CREATE INDEX act_charge ON act (charge)
     """,
     """
-    CREATE INDEX ledger_transaction_user ON ledger_transaction (user_name, at_us)
+    CREATE INDEX act_user ON act (user_name, at_us)
     """,
     """
     CREATE TABLE charge (
@@ -247,7 +247,7 @@ _TABLES: Final = (
         who TEXT NOT NULL,
         why TEXT NOT NULL,
         added BIGINT NOT NULL,
-        transfers TEXT NOT NULL,
+        acts TEXT NOT NULL,
         body {blob} NOT NULL,
         PRIMARY KEY (charge, number),
         FOREIGN KEY(charge) REFERENCES charge (number)
@@ -295,19 +295,19 @@ _TABLES: Final = (
     CREATE INDEX allocation_made_by ON allocation (made_by)
     """,
     """
-    CREATE TABLE posting (
-        "transaction" BIGINT NOT NULL,
+    CREATE TABLE entry (
+        act BIGINT NOT NULL,
         allocation BIGINT NOT NULL,
         amount BIGINT NOT NULL,
         balance BIGINT NOT NULL,
-        PRIMARY KEY ("transaction", allocation),
+        PRIMARY KEY (act, allocation),
         CONSTRAINT moves_something CHECK (amount <> 0),
-        FOREIGN KEY("transaction") REFERENCES ledger_transaction (number),
+        FOREIGN KEY(act) REFERENCES act (number),
         FOREIGN KEY(allocation) REFERENCES allocation (number)
     )
     """,
     """
-    CREATE INDEX posting_allocation ON posting (allocation, "transaction")
+    CREATE INDEX entry_allocation ON entry (allocation, act)
     """,
 )
 
