@@ -1,3 +1,4 @@
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -131,6 +132,24 @@ def test_rows_that_did_not_change_are_not_parsed_again() -> None:
     again, rows, _ = parse_queue(form, one + started, NameResolver(), rows)
     assert [(record.job_id, record.state) for record in again] == [(2, "RUNNING")]
     assert set(rows) == {1, 2}
+
+
+def test_texts_of_users_do_not_stay_in_memory_for_ever() -> None:
+    form = QueueFormat()
+    names = ("Account", "AllocNodes", "Feature", "Reason", "WorkDir")
+    row = squeue_row(form, **{name: f"text of {name}" for name in names})
+    (record,), _, _ = parse_queue(form, row, NameResolver(), {})
+    fields = ("account", "submit_host", "constraints", "reason", "work_dir")
+    for name, text in zip(names, (getattr(record, field) for field in fields), strict=True):
+        assert text == f"text of {name}"
+        assert sys.intern(f"text of {name}") is not text
+
+
+def test_records_share_short_texts() -> None:
+    form = QueueFormat()
+    out = b"".join(squeue_row(form, JobID=str(n), Account="physics-1") for n in (1, 2))
+    (first, second), _, _ = parse_queue(form, out, NameResolver(), {})
+    assert first.account is second.account
 
 
 @given(no_nul, no_nul, no_nul, no_nul)

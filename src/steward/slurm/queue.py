@@ -16,10 +16,10 @@ import logging
 import re
 import secrets
 import string
-import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +37,10 @@ from steward.slurm.values import (
 )
 
 _MAX_EPOCH_S: Final = 2**33
+_SHARED: Final = 1024
+"""Number of short texts that records share."""
+_LONGEST_SHARED: Final = 100
+"""Longest of them, in characters."""
 
 # Fields that scontrol may write after StdOut (Slurm 22.05 to 26.05, src/api/job_info.c).
 _AFTER_STDOUT: Final = re.compile(
@@ -484,7 +488,7 @@ def _build_record(
 ) -> JobRecord:
     """Build a record from the fields of a row: ``values`` from Slurm, ``texts`` from users."""
     job_id, uid, gid = int(values["JobID"]), int(values["UserID"]), int(values["GroupID"])
-    state = sys.intern(values["State"])
+    state = _share(values["State"])
     is_array = values["ArrayTaskID"] not in ("", "N/A")
     het_job_id = parse_number(values["HetJobID"]) or 0
     restarts = parse_number(values["RestartCnt"]) or 0
@@ -502,11 +506,11 @@ def _build_record(
         user=resolver.user(uid),
         gid=gid,
         group=resolver.group(gid),
-        account=sys.intern(texts["Account"]),
-        partition=sys.intern(texts["Partition"]),
-        qos=sys.intern(texts["QOS"]),
+        account=_share(texts["Account"]),
+        partition=_share(texts["Partition"]),
+        qos=_share(texts["QOS"]),
         state=state,
-        reason="" if texts["Reason"] == "None" else sys.intern(texts["Reason"]),
+        reason="" if texts["Reason"] == "None" else texts["Reason"],
         batch=values["BatchFlag"] == "1",
         array_job_id=int(values["ArrayJobID"]) if is_array else 0,
         array_task=values["ArrayTaskID"] if is_array else "",
@@ -533,9 +537,9 @@ def _build_record(
         nodelist=values["NodeList"],
         dependency=texts["Dependency"],
         reservation=texts["Reservation"],
-        submit_host=sys.intern(texts["AllocNodes"]),
+        submit_host=_share(texts["AllocNodes"]),
         command=texts["Command"],
-        work_dir=sys.intern(texts["WorkDir"]),
+        work_dir=texts["WorkDir"],
         stdin=texts["STDIN"],
         stdout=texts["STDOUT"],
         stderr=texts["STDERR"],
@@ -548,7 +552,7 @@ def _build_record(
         suspended_s=_compute_suspended_s(start, end, values.get("TimeUsed", "")),
         priority=parse_number(values.get("PriorityLong", "")),
         wckey=texts["WCKey"],
-        constraints=sys.intern(texts["Feature"]),
+        constraints=_share(texts["Feature"]),
         licenses=texts["Licenses"],
         container=texts.get("Container", ""),
         batch_host=_clear_placeholder(values.get("BatchHost", "")),
@@ -565,6 +569,16 @@ def _build_record(
     )
 
 
+def _share(text: str) -> str:
+    """Return one object for equal short texts; interned ones would stay in memory for ever."""
+    return _share_cached(text) if len(text) <= _LONGEST_SHARED else text
+
+
+@lru_cache(_SHARED)
+def _share_cached(text: str) -> str:
+    return text
+
+
 def _normalize_oversubscribe(oversubscribe: str, exclusive: str | None) -> str:
     """Return OverSubscribe in the words of Slurm before 26.05.
 
@@ -572,10 +586,10 @@ def _normalize_oversubscribe(oversubscribe: str, exclusive: str | None) -> str:
     marks jobs that have nodes to themselves.
     """
     if exclusive is None:
-        return sys.intern(_clear_placeholder(oversubscribe))
+        return _share(_clear_placeholder(oversubscribe))
     if exclusive == "NO":
         return "YES" if oversubscribe == "YES" else "OK"
-    return "NO" if exclusive == "NODE" else sys.intern(_clear_placeholder(exclusive))
+    return "NO" if exclusive == "NODE" else _share(_clear_placeholder(exclusive))
 
 
 def _compute_suspended_s(start: datetime | None, end: datetime | None, used: str) -> int | None:
