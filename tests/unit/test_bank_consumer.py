@@ -195,6 +195,22 @@ def test_imported_runs_are_charged_once_and_observed_ones_keep_their_charge(bank
     assert bank.ledger.check() == []
 
 
+def test_an_import_without_the_restart_count_charges_no_run_again(bank: Bank) -> None:
+    pending, running, _ended = life(1)
+    shown = as_running(running)
+    bank.happen([pending, running])
+    bank.happen([record(1, 0, "REQUEUED", seen=601, end=601, **shown)])
+    later = {**shown, "start": at(900), "restarts": 1}
+    bank.happen([record(1, 601, "RUNNING", seen=901, **later)])
+    bank.happen([record(1, 601, "COMPLETED", seen=1801, end=1801, source="jobcomp", **later)])
+    spent = balance(bank)
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "qos": "normal"}
+    bank.happen([imported(imported_run(1, 601, 1801, start=at(900), **fields))])
+    assert balance(bank) == spent
+    bank.happen([imported(imported_run(1, 2000, 5600, start=at(2000), **fields))])
+    assert balance(bank) == spent - 2 * HOUR
+
+
 def as_running(running: Event) -> dict[str, Any]:
     """Return a record of a run with the fields of its start record."""
     fields = ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")

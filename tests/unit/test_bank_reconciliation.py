@@ -10,7 +10,8 @@ import pytest
 
 from harness import bank
 from harness.bank import BY, HOUR, rate
-from harness.events import NOON
+from harness.events import NOON, at
+from harness.imports import imported_run
 from harness.jobs import record
 from harness.site import Site
 from steward.bank.backfill import backfill_cluster
@@ -98,6 +99,19 @@ def test_what_ended_before_the_bank_began_is_a_backfills(site: Site) -> None:
     assert bank.balance(site) == 998 * HOUR
     again = backfill_cluster(*args, is_dry=False, now=site.now)
     assert (again.charges, again.amount) == (0, 0)
+
+
+def test_an_import_with_another_restart_count_is_not_charged_again(site: Site) -> None:
+    bank.feed(site, bank.life(1))
+    assert len(compared(site)) == 1
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "qos": "normal"}
+    bank.feed(site, [imported_run(1, 0, 3601, start=at(1), restarts=1, **fields)])
+    done = backfill_cluster(
+        *(site.settings, site.ledger, "c1", NOON, NOON + timedelta(hours=5)),
+        is_dry=False,
+        now=site.now,
+    )
+    assert (done.charges, bank.balance(site)) == (0, 998 * HOUR)
 
 
 def test_the_ledger_names_who_asked_for_a_comparison_or_a_backfill(site: Site) -> None:

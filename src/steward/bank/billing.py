@@ -308,7 +308,9 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
 def is_charged(run: RunEvent) -> bool:
     """Return True if a run or piece is to be charged once it is over.
 
-    Runs imported from other systems are not; a backfill charges them on request.
+    A run that only an import knows is not, as long as its ``source`` says so. The bank's consumer
+    clears it for runs that ended since the bank started and have no charge, a backfill for older
+    ones.
     """
     if run.source or run.record.start is None:
         return False
@@ -423,6 +425,8 @@ def _find_rate(cluster: str, run: RunEvent, pricing: Pricing, earlier: Charge | 
 def find_charge(run: RunEvent, charges: Sequence[Charge]) -> Charge | None:
     """Find the existing charge of a run or of the same piece of it.
 
+    An import may lack the restart count: of an imported run, the start decides.
+
     Args:
         run: The run.
         charges: Charges under its job id.
@@ -436,7 +440,7 @@ def find_charge(run: RunEvent, charges: Sequence[Charge]) -> Charge | None:
         ):
             return charge
     use = ResourceUse(tres={}, start=begin)
-    for charge in same_run:
+    for charge in charges if run.source else same_run:
         if bool(charge.piece_us) == bool(piece_us) and _is_same_time(charge.use, use):
             return charge
     return None
@@ -549,7 +553,9 @@ def _is_same_time(first: ResourceUse | None, second: ResourceUse) -> bool:
 def is_piece_of(charge: Charge, run: RunEvent) -> bool:
     """Return True if a charge is for a former size of this run."""
     start = run.record.start
-    if start is None or not charge.piece_us or charge.restarts != run.restarts:
+    if start is None or not charge.piece_us:
+        return False
+    if charge.restarts != run.restarts and not run.source:
         return False
     # A previous job with the same id has pieces that ended before this run began.
     end = run.piece_end or run.record.end

@@ -203,11 +203,13 @@ class DueCharges:
         self, fact: RunEvent, known: Sequence[Charge], source: str = _JOBS_SOURCE
     ) -> DueCharge | None:
         """Compute what a run is due; None if it is not to be charged."""
+        before = find_charge(fact, known)
         if self._with_imported and fact.source:
-            fact = msgspec.structs.replace(fact, source="")
+            # The import may lack the restart count, which is in the charge's key.
+            restarts = fact.restarts if before is None else before.restarts
+            fact = msgspec.structs.replace(fact, source="", restarts=restarts)
         if not is_charged(fact) or fact.record.end is None:
             return None
-        before = find_charge(fact, known)
         held = before.use.tres if before is not None and before.use is not None else None
         try:
             charge = compute_charge(
