@@ -291,7 +291,8 @@ def test_a_run_that_slurm_forgot_ended_when_it_was_found_to_be_gone(site: Site) 
     assert said.at <= found_us, "and not when it is said, minutes later"
 
 
-def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+def make_slurmdbd_site(tmp_path: Path) -> tuple[Site, RegularReconciliation]:
+    """Return a site with an ended job and a scripted slurmdbd, which notes queries in ``asked``."""
     asked = tmp_path / "asked"
     programs = {
         "scontrol": 'echo "AccountingStorageType = accounting_storage/slurmdbd"\n'
@@ -314,7 +315,17 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
     def pricing(_cluster: str) -> Pricing:
         return Pricing(settings=site.settings.bank, rates=[rate("debug")], zone="UTC")
 
-    reconciling = RegularReconciliation(site.settings, site.ledger, pricing)
+    return site, RegularReconciliation(site.settings, site.ledger, pricing)
+
+
+def list_query_starts(tmp_path: Path) -> list[str]:
+    """Return the start of each period that slurmdbd was asked about."""
+    lines = (tmp_path / "asked").read_text().splitlines()
+    return [line.split(" -S ")[1].split()[0] for line in lines]
+
+
+def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path) -> None:
+    site, reconciling = make_slurmdbd_site(tmp_path)
     began = NOON - timedelta(hours=1)
     for minutes in (0, 30, 31, 32):
         if minutes == 30:
@@ -322,10 +333,28 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
         if minutes == 31:
             (tmp_path / "empty").rename(tmp_path / "up")
         reconciling.turn("c1", began, site.now + timedelta(minutes=minutes), 1)
-    since = [line.split(" -S ")[1].split()[0] for line in asked.read_text().splitlines()]
+    since = list_query_starts(tmp_path)
     first, until = f"{began:%Y-%m-%dT%H:%M:%S}", site.now + timedelta(minutes=31 - 2 - 10)
     assert since == [first, first, first, f"{until:%Y-%m-%dT%H:%M:%S}"]
     assert bank.balance(site) == 998 * HOUR
+    reconciling.close()
+    site.close()
+
+
+def test_a_job_that_slurmdbd_never_had_is_looked_for_a_day_at_most(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, reconciling = make_slurmdbd_site(tmp_path)
+    (tmp_path / "empty").touch()
+    began, end = NOON - timedelta(days=3), site.now + timedelta(minutes=2)
+    for minutes in range(2):
+        reconciling.turn("c1", began, end + timedelta(minutes=minutes), 1)
+    day = timedelta(days=1, minutes=10)
+    assert list_query_starts(tmp_path) == [
+        f"{time:%Y-%m-%dT%H:%M:%S}" for time in (began, site.now - day)
+    ]
+    warnings = [line for line in caplog.messages if "slurmdbd lists no job" in line]
+    assert len(warnings) == 1
     reconciling.close()
     site.close()
 

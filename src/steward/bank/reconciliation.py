@@ -59,6 +59,10 @@ _SLACK_US: Final = 2_000_000
 """Tolerance between times of jobs.db and slurmdbd, in microseconds."""
 
 
+class NoJobsListed(SlurmError):
+    """slurmdbd lists no job of a period in which runs ended."""
+
+
 class DueCharge(msgspec.Struct, frozen=True, kw_only=True):
     """Run, or piece of one, with the charge it is due.
 
@@ -136,7 +140,8 @@ class DueCharges:
         For runs that jobs.db has, it adds suspended time that nobody observed.
 
         Raises:
-            SlurmError: slurmdbd does not answer, or lists no job although Steward observed some.
+            SlurmError: slurmdbd does not answer.
+            NoJobsListed: It lists no job although Steward observed some.
         """
         rows: list[JobRecord] = []
         has_rows = False
@@ -164,10 +169,11 @@ class DueCharges:
         """
         lines = self._jobs.list_ended_runs(since, until, self._cluster, limit=_CHUNK)
         if any(not line.source for line in lines):
-            raise SlurmError(
-                f"cluster {self._cluster}: slurmdbd lists no job from {since:%Y-%m-%dT%H:%M:%S} "
-                f"to {until:%Y-%m-%dT%H:%M:%S} UTC, but runs ended then: either it purged them, "
-                "or its query of the database failed. Look for 'Problem getting jobs' in its log",
+            # Without times: a caller recognizes the same message in later periods.
+            raise NoJobsListed(
+                f"cluster {self._cluster}: slurmdbd lists no job of the period, but runs ended "
+                "then: either it purged them, or its query of the database failed. Look for "
+                "'Problem getting jobs' in its log",
                 ("sacct",),
             )
 
@@ -620,8 +626,8 @@ class RegularReconciliation:
             self._jobs = Jobs(database_path(self._settings.state_dir))
         pricing = self._pricing(cluster)
         found = compare_with_jobs(self._ledger, self._jobs, cluster, pricing, (start, until))
-        by_sacct = self._with_slurmdbd(cluster, pricing, (since_by_sacct, until))
-        found += by_sacct or []
+        by_sacct, sacct_until = self._with_slurmdbd(cluster, pricing, (since_by_sacct, until))
+        found += by_sacct
         for one in found:
             if one.done:
                 log.warning(
@@ -637,8 +643,8 @@ class RegularReconciliation:
         with self._ledger.transaction() as t:
             t.set_mark(_make_reconciled_mark(cluster), str(to_micros(until)))
             t.set_mark(_make_compared_mark(cluster), msgspec.json.encode(said).decode())
-            if by_sacct is not None:
-                t.set_mark(_make_reconciled_by_sacct_mark(cluster), str(to_micros(until)))
+            if sacct_until is not None:
+                t.set_mark(_make_reconciled_by_sacct_mark(cluster), str(to_micros(sacct_until)))
             if is_again and not is_left:
                 t.set_mark(_make_unpriced_mark(cluster), "")
         self._rules[cluster] = rules
@@ -647,21 +653,26 @@ class RegularReconciliation:
 
     def _with_slurmdbd(
         self, cluster: str, pricing: Pricing, period: tuple[datetime, datetime]
-    ) -> list[ChargeDifference] | None:
-        """Compare with slurmdbd; None if it does not answer, to be asked again later."""
+    ) -> tuple[list[ChargeDifference], datetime | None]:
+        """Compare with slurmdbd; return differences, and until when the comparison is done.
+
+        The time is None if slurmdbd does not answer: the next turn covers the same period. If it
+        lists no job, it may have none: later turns then cover the last ``HOURLY_PERIOD`` only.
+        """
         assert self._jobs is not None, "jobs.db is not open"
         try:
             found = compare_with_slurmdbd(
                 *(self._settings, self._ledger, self._jobs, cluster, pricing, period)
             )
         except SlurmError as error:
-            # Its mark stays, so that the next turn covers the same period.
             if self._said.get(cluster) != str(error):
                 log.warning("cannot compare charges with slurmdbd: %s", error)
             self._said[cluster] = str(error)
-            return None
+            since, until = period
+            is_old = isinstance(error, NoJobsListed) and since < until - HOURLY_PERIOD
+            return [], until - HOURLY_PERIOD if is_old else None
         self._said.pop(cluster, None)
-        return found
+        return found, period[1]
 
     def close(self) -> None:
         """Close jobs.db."""
