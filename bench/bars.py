@@ -5,6 +5,7 @@ A benchmark declares each :class:`Bar` once and calls :func:`check` with the mea
 STEWARD_BENCH_VERDICTS names and prints one table.
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -49,7 +50,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def missed_by(self) -> float:
-        """Part of the limit by which the figure misses it; 0 if it meets it."""
+        """Part of the limit by which the figure misses it; 0 if it meets it, infinite if NaN."""
+        if math.isnan(self.value):
+            return math.inf
         excess = self.value - self.bar.limit
         return max(0.0, -excess if self.bar.is_least else excess) / self.bar.limit
 

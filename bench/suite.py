@@ -36,9 +36,12 @@ def run_suite(programs: Sequence[str], arguments: Sequence[str] = ()) -> int:
         failed = []
         for program in programs:
             print(f"== {program}", flush=True)
+            size = os.path.getsize(file.name)
             command = [sys.executable, str(HERE / program), *arguments]
             if code := subprocess.run(command, env=environment, check=False).returncode:
                 failed.append(f"{program} ended with exit code {code}")
+            elif size == os.path.getsize(file.name) and "Bar(" in (HERE / program).read_text():
+                failed.append(f"{program} compared no figure with its bars")
         verdicts = load_verdicts(file.name)
     print(f"\n{format_table(verdicts)}")
     print("".join(f"{line}\n" for line in failed), end="")

@@ -1,5 +1,6 @@
 """Bars of benchmarks: verdicts, the table, and the exit code of a benchmark and of the suite."""
 
+import math
 import os
 import re
 import subprocess
@@ -32,6 +33,8 @@ bars.finish()
         (SHARE, 99.5, "met", 0),
         (SHARE, 90.0, "missed by 9%", 0),
         (SHARE, 49.5, "missed by 50%", 1),
+        (SPEED, math.nan, "missed by inf%", 1),
+        (SHARE, math.nan, "missed by inf%", 1),
     ],
 )
 def test_a_figure_is_compared_with_its_bar(bar: Bar, value: float, result: str, code: int) -> None:
@@ -67,18 +70,26 @@ def test_a_benchmark_ends_with_1_if_it_misses_a_bar(
         assert f"{value:.3f}" in done.stdout
 
 
-def test_the_suite_fails_with_a_program_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise SystemExit(7)", "exit code 7"),
+        ("from bars import Bar\nBar('polls', 's', 2.0)", "compared no figure with its bars"),
+    ],
+)
+def test_the_suite_fails_with_a_program_that_fails(tmp_path: Path, text: str, message: str) -> None:
     program = tmp_path / "one.py"
-    program.write_text("raise SystemExit(7)")
+    program.write_text(text)
     done = subprocess.run(
         [sys.executable, str(BENCH / "suite.py"), str(program)],
+        env={**os.environ, "PYTHONPATH": str(BENCH)},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert done.returncode == 1
-    assert "exit code 7" in done.stdout
+    assert message in done.stdout
 
 
 def test_the_documentation_lists_every_bar() -> None:
