@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pysqlite3 import dbapi2
 
 from steward.core import sqlite
 from steward.core.files import resolve_path
@@ -238,17 +239,17 @@ def test_scratch_databases_of_a_daemon_are_in_its_state_directory(
     assert scratch.stat().st_mode & 0o777 == 0o700
     with closing(open_scratch("CREATE TABLE t (x);")):
         assert find_scratch_directories() == {str(scratch)}
-    connect = sqlite.dbapi2.connect
+    connect = dbapi2.connect
 
     def connect_while_another_starts(*arguments: Any, **options: Any) -> Any:
         connection = connect(*arguments, **options)
         use_scratch_directory(str(tmp_path))
         return connection
 
-    monkeypatch.setattr(sqlite.dbapi2, "connect", connect_while_another_starts)
+    monkeypatch.setattr(dbapi2, "connect", connect_while_another_starts)
     with closing(open_scratch("CREATE TABLE t (x);")) as connection:
         connection.execute("INSERT INTO t VALUES (1)")
-    monkeypatch.setattr(sqlite.dbapi2, "connect", connect)
+    monkeypatch.setattr(dbapi2, "connect", connect)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with closing(open_scratch("CREATE TABLE t (x);")):
         assert find_scratch_directories() == {str(tmp_path)}
