@@ -117,6 +117,6 @@ def test_a_pack_that_would_fill_the_memory_is_refused() -> None:
 
 
 def test_more_than_a_consumer_unpacks_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steward.core.imported._LARGEST", 2000)
+    monkeypatch.setattr("steward.core.imported.MAX_UNPACKED_BYTES", 2000)
     with pytest.raises(EventError, match=r"cannot pack 2 runs and steps from job 1 on"):
         pack_events([imported_run(number, submit_line=str(number) * 1500) for number in (1, 2)])

@@ -229,7 +229,7 @@ def test_scratch_databases_of_a_daemon_are_in_its_state_directory(
     monkeypatch.delenv("TMPDIR", raising=False)
     with closing(open_scratch("CREATE TABLE t (x);")):
         assert find_scratch_directories() == {"/var/tmp"}
-    monkeypatch.setattr("steward.core.sqlite._scratch_directory", "/var/tmp")
+    monkeypatch.setattr("steward.core.sqlite.scratch_directory", "/var/tmp")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (scratch / "steward-left").touch()

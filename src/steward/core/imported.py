@@ -30,7 +30,7 @@ from steward.core.usage import AccountedStep
 
 _LEVEL: Final = 1
 """Zstandard's fastest level; the highest saves a tenth and takes a hundred times as long."""
-_LARGEST: Final = 128 << 20
+MAX_UNPACKED_BYTES: Final = 128 << 20
 """Largest size of the unpacked columns, in bytes; those of 40,000 steps have 12 MB."""
 _MOST_ROWS: Final = 100_000
 """Largest number of runs and steps in an event."""
@@ -132,10 +132,10 @@ def pack_events(events: Sequence[Event], *, is_continued: bool = False) -> Event
     )
     data = _encode(block)
     first = events[0]
-    if len(data) > _LARGEST or len(events) > _MOST_ROWS:
+    if len(data) > MAX_UNPACKED_BYTES or len(events) > _MOST_ROWS:
         raise EventError(
             f"cannot pack {len(events)} runs and steps from job {records[0].job_id} on: "
-            f"{len(data)} bytes; one event takes {_MOST_ROWS} in {_LARGEST} bytes",
+            f"{len(data)} bytes; one event takes {_MOST_ROWS} in {MAX_UNPACKED_BYTES} bytes",
             first,
         )
     return Event(
@@ -211,7 +211,7 @@ def _get_unpacked_size(data: bytes) -> int:
         size: int = zstandard.frame_content_size(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
-    if not 0 <= size <= _LARGEST:
+    if not 0 <= size <= MAX_UNPACKED_BYTES:
         raise ValueError("its size is out of range")
     return size
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OLDEST_SAFE_VERSION = (3, 51, 3)
 """Oldest SQLite release without the WAL corruption bug."""
-_scratch_directory = "/var/tmp"  # noqa: S108 - sticky, and each file gets a random name
+scratch_directory = "/var/tmp"  # noqa: S108 - sticky, and each file gets a random name
 """Directory of temporary databases without TMPDIR."""
 _MAX_IDLE_WAL_BYTES = 16 << 20
 """Size, in bytes, to which SQLite truncates a larger write-ahead log when it starts it again."""
@@ -350,14 +350,14 @@ def use_scratch_directory(state_dir: str) -> None:
     Raises:
         OSError: The directory cannot be made.
     """
-    global _scratch_directory  # noqa: PLW0603 - of the process, like TMPDIR
+    global scratch_directory  # noqa: PLW0603 - of the process, like TMPDIR
     directory = os.path.join(state_dir, "scratch")
     os.makedirs(directory, mode=0o700, exist_ok=True)
     os.chmod(directory, 0o700)
     for path in os.scandir(directory):
         if path.is_file(follow_symlinks=False):
             os.unlink(path)
-    _scratch_directory = directory
+    scratch_directory = directory
 
 
 def open_scratch(script: str) -> Connection:
@@ -375,7 +375,7 @@ def open_scratch(script: str) -> Connection:
     """
     import tempfile  # random and shutil, which few processes need
 
-    directory = os.environ.get("TMPDIR") or _scratch_directory
+    directory = os.environ.get("TMPDIR") or scratch_directory
     try:
         fd, path = tempfile.mkstemp(prefix="steward-", dir=directory)
     except OSError as error:
