@@ -244,8 +244,8 @@ class ImportResult(Answer, frozen=True, kw_only=True):
         if self.unanswered:
             yield (
                 f"slurmdbd did not list {format_count(self.unanswered, 'job')} that ran: either "
-                "it purged them, or its query of the database failed. Look for 'Problem getting "
-                "jobs' in slurmdbd's log, then repeat the import"
+                "it purged them, or its query of the database failed. If slurmdbd's log shows "
+                "'Problem getting jobs', repeat the import"
             )
         if self.passed_over:
             yield f"cannot parse {format_count(self.passed_over, 'row')}: no complete import"

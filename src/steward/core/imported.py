@@ -250,4 +250,4 @@ def _join_columns(columns: _Columns, count: int, kind: type[_Record]) -> list[_R
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
     if len(rows) != count:
         raise ValueError(f"it has {len(rows)} records instead of {count}")
-    return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]
+    return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]  # of a variable, checked by convert
