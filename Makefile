@@ -3,10 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Versions of Slurm that `make matrix` runs on; "installed" is the one at hand.
+# Versions of Slurm that `make matrix` runs on, oldest first; "installed" is the one at hand.
 MATRIX ?= installed 24.11 26.05
-# Those that are not at hand, as scripts/test.sh names them.
-VERSIONS = $(addprefix 2:@,$(filter-out installed,$(MATRIX)))
 # The tests that need nothing but Slurm, and not long.
 USUAL := not long and not servers and not database and not browser
 # Further arguments for pytest, as in `make test ARGS='-k spool'`.
@@ -18,7 +16,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs docs-site setup setup-python
+.PHONY: help demo test test-all check matrix matrix-search bench soak docs docs-site setup setup-python
 .PHONY: setup-parts setup-tests setup-site setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
@@ -31,12 +29,12 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "2:not wide and $(USUAL)" 2:unit
 
-test-rest: setup-slurm setup-web setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm and of search servers
-	@ARGS='$(ARGS)' scripts/test.sh $(VERSIONS) "long and not database and not soak" \
-		"database and not servers and not browser" "servers and not long" \
-		"2:wide and $(USUAL)" older-search soak browser
-
-test-all: test test-rest ## Run every test there is
+# The longest first. Tests marked wide run on the oldest Slurm and on the newest.
+test-all: setup-slurm setup-web setup-tests setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, but those marked wide on no Slurm between (make matrix)
+	@ARGS='$(ARGS)' scripts/test.sh "long and not database and not soak" 2:@26.05 \
+		"2:wide and $(USUAL)" "2:not wide and $(USUAL)" "2:@24.11 not wide" \
+		"servers and not long" "database and not servers and not browser" 2:unit \
+		older-search soak browser
 
 check: setup-tests ## Lint, format and types, changing nothing
 	$(BIN)/ruff check

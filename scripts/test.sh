@@ -2,8 +2,8 @@
 # Runs groups of tests side by side: `test.sh 2:unit 2:@24.11 "long and not soak"`.
 #
 # A group is pytest's -m for integration and browser tests; `unit`, the unit tests; `@24.11`, the
-# tests that talk to Slurm, on that version; or `older-search`, the tests of search servers on their
-# older majors. "2:" before a group runs it in two processes, with a cluster each. Groups start in
+# tests that talk to Slurm, on that version, or `@24.11 not wide`, those of them; or `older-search`,
+# the tests of search servers on their older majors. "2:" before a group runs it in two processes, with a cluster each. Groups start in
 # the order given, as processes become free: the longest first, and those of two processes before
 # those of one, so that no process idles. The first group's output is shown as it comes, that of
 # the others when all have ended. ARGS in the environment are further arguments.
@@ -83,8 +83,9 @@ for group in "$@"; do
             -o faulthandler_exit_on_timeout=true
         ;;
     @*)
-        export STEWARD_SLURM=${group#@}
-        start_group "$group" "$count" tests/integration -m "matrix and not long"
+        read -r STEWARD_SLURM which <<<"${group#@}"
+        export STEWARD_SLURM
+        start_group "$group" "$count" tests/integration -m "matrix and not long${which:+ and $which}"
         unset STEWARD_SLURM
         ;;
     older-search)

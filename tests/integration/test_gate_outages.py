@@ -277,6 +277,7 @@ def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: Post
 
 
 @pytest.mark.matrix
+@pytest.mark.wide
 @pytest.mark.parametrize("policy", ["allow", "deny"])
 def test_one_users_worst_texts_make_nobody_elses_job_late(running: BankSite, policy: str) -> None:
     site = running

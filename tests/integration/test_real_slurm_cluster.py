@@ -1,6 +1,7 @@
 """Nodes, triggers and jobs of a real Slurm: queries and changes."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from job_submission import state_of, submit_to, wait_until
 
-from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox import Sandbox, SandboxProcess, SandboxSpec
 from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord
 from steward.slurm.node_states import is_available, is_failing
 
@@ -48,17 +49,35 @@ def machine(slurm_version: str) -> Iterator[Sandbox]:
         yield cluster
 
 
-@pytest.fixture
-def call(machine: Sandbox) -> Call:
-    """Call a method of a Slurm client inside, as root or as a user."""
+@pytest.fixture(scope="module")
+def call(machine: Sandbox) -> Iterator[Call]:
+    """Return a function that calls a method of a Slurm client inside, as root or as a user."""
+    callers: dict[str, SandboxProcess] = {}
+    words = call_words(machine)
 
     def run(what: str, method: str, *args: Any, user: str = "", **options: Any) -> Any:
-        settings = msgspec.json.encode(machine.make_cluster_settings()).decode()
-        arguments = msgspec.json.encode([args, options]).decode()
-        words = [sys.executable, INSIDE, settings, what, method, arguments]
-        return msgspec.json.decode(machine.run(words, user=user, text=False).stdout)
+        # One program for each user: importing the client takes longer than most calls.
+        if user not in callers:
+            callers[user] = machine.popen(
+                words, user=user, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        caller = callers[user]
+        assert caller.stdin
+        assert caller.stdout
+        caller.stdin.write(msgspec.json.encode([what, method, args, options]) + b"\n")
+        caller.stdin.flush()
+        return msgspec.json.decode(caller.stdout.readline())
 
-    return run
+    yield run
+    for caller in callers.values():
+        caller.communicate(timeout=60)
+        assert caller.returncode == 0
+
+
+def call_words(cluster: Sandbox) -> list[str]:
+    """Return the command of a program that calls a client's methods."""
+    settings = msgspec.json.encode(cluster.make_cluster_settings()).decode()
+    return [sys.executable, INSIDE, settings]
 
 
 @pytest.fixture(autouse=True)
@@ -450,9 +469,9 @@ def test_a_restart_is_seen(call: Call, machine: Sandbox) -> None:
 
 
 def test_slurmdbd_is_asked_for_itself(booked_sandbox: Sandbox) -> None:
-    settings = msgspec.json.encode(booked_sandbox.make_cluster_settings()).decode()
-    words = [sys.executable, INSIDE, settings, "machine", "pings", "[[],{}]"]
-    answer = msgspec.json.decode(booked_sandbox.run(words, text=False).stdout)
+    question = b'["machine","pings",[],{}]\n'
+    words = call_words(booked_sandbox)
+    answer = msgspec.json.decode(booked_sandbox.run(words, input=question, text=False).stdout)
     assert [(ping["daemon"], ping["up"]) for ping in answer] == [
         ("slurmctld", True),
         ("slurmdbd", True),
