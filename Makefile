@@ -31,9 +31,9 @@ test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand
 
 # The longest first. Tests marked wide run on the oldest Slurm and on the newest.
 test-all: setup-slurm setup-web setup-tests setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run every test there is, but those marked wide on no Slurm between (make matrix)
-	@ARGS='$(ARGS)' scripts/test.sh "long and not database and not soak" 2:@26.05 \
-		"2:wide and $(USUAL)" "2:not wide and $(USUAL)" "2:@24.11 not wide" \
-		"servers and not long" "database and not servers and not browser" 2:unit \
+	@ARGS='$(ARGS)' scripts/test.sh "2:long and not database and not soak" 2:@26.05 \
+		"servers and not long" "2:wide and $(USUAL)" "2:not wide and $(USUAL)" \
+		"database and not servers and not browser" "2:@24.11 not wide" 2:unit \
 		older-search soak browser
 
 check: setup-tests ## Lint, format and types, changing nothing

@@ -3,10 +3,10 @@
 #
 # A group is pytest's -m for integration and browser tests; `unit`, the unit tests; `@24.11`, the
 # tests that talk to Slurm, on that version, or `@24.11 not wide`, those of them; or `older-search`,
-# the tests of search servers on their older majors. "2:" before a group runs it in two processes, with a cluster each. Groups start in
-# the order given, as processes become free: the longest first, and those of two processes before
-# those of one, so that no process idles. The first group's output is shown as it comes, that of
-# the others when all have ended. ARGS in the environment are further arguments.
+# the tests of search servers on their older majors. "2:" before a group runs it in two processes,
+# with a cluster each. As processes become free, the first group starts that needs no more of them:
+# give the longest first. The first group's output is shown as it comes, that of the others when all
+# have ended. ARGS in the environment are further arguments.
 set -u
 
 most=5 # six ran into time-outs on two processors
@@ -51,14 +51,11 @@ has_room() {
     ((sum <= most))
 }
 
-# start_group NAME COUNT ARGUMENT...: start pytest in so many processes, when there is room for it.
+# start_group NAME COUNT ARGUMENT...: start pytest in so many processes.
 start_group() {
     local name=$1 count=$2
     shift 2
     ((count == 1)) || set -- "$@" -n "$count" --dist loadfile
-    until has_room "$count"; do
-        await_group
-    done
     if ((started)); then
         run "$@" >"$work/$started" 2>&1 &
     else
@@ -69,12 +66,9 @@ start_group() {
     names[$!]=$name
 }
 
-for group in "$@"; do
-    count=1
-    if [[ $group =~ ^([0-9]+):(.*) ]]; then
-        count=${BASH_REMATCH[1]}
-        group=${BASH_REMATCH[2]}
-    fi
+# start_named_group GROUP COUNT: start a group of the command line.
+start_named_group() {
+    local group=$1 count=$2 which
     case $group in
     unit)
         # Before the time-out of pytest, which waits for the interpreter's lock and whose
@@ -95,8 +89,31 @@ for group in "$@"; do
         ;;
     *) start_group "$group" "$count" tests/integration tests/browser -m "$group" ;;
     esac
-done
+}
 
+# start_next: start the first of the waiting groups for which there is room; false if there is none.
+start_next() {
+    local index group count
+    for index in "${!waiting[@]}"; do
+        group=${waiting[index]}
+        count=1
+        if [[ $group =~ ^([0-9]+):(.*) ]]; then
+            count=${BASH_REMATCH[1]}
+            group=${BASH_REMATCH[2]}
+        fi
+        if has_room "$count"; then
+            unset "waiting[$index]"
+            start_named_group "$group" "$count"
+            return 0
+        fi
+    done
+    return 1
+}
+
+waiting=("$@")
+while ((${#waiting[@]})); do
+    start_next || await_group
+done
 while ((${#running[@]})); do
     await_group
 done
