@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 
 from harness.archive import purge
 from harness.events import at, us
@@ -177,7 +178,7 @@ def test_further_steps_of_a_run_follow_in_another_event(
     times = {"submit": submit, "end": submit + 20}
     first, second = continue_job(1, **times)
     site.write(first)
-    # Meanwhile the job log forgets runs that ended weeks ago.
+    # The job log knows runs that ended weeks ago.
     site.now += timedelta(hours=1)
     site.write(second)
     assert logged(site) == [
@@ -188,6 +189,36 @@ def test_further_steps_of_a_run_follow_in_another_event(
     together = Clocked(site.state / "together")
     together.take(imported(*imported_job(1, **times)))
     assert lines_of(books, "1") == lines_of(together, "1")
+
+
+@pytest.mark.parametrize("imports_first", [True, False])
+def test_the_job_log_has_an_old_run_once_however_late_an_import_repeats_it(
+    site: LogSite, imports_first: bool
+) -> None:
+    first = imported(*imported_job(1))
+    own = [run(1, RUN_START), run(1, name="ours")]
+    site.write(*([first] if imports_first else own))
+    expected = site.lines()
+    for job_id, days in enumerate((30, 400), 2):
+        site.now += timedelta(days=days)
+        site.write()
+        # Other runs in the same event give it another key, so the journal appends it.
+        site.write(imported(*imported_job(1)[:1], *imported_job(job_id)))
+        assert [line for line in site.lines() if line.job_id == 1] == expected
+    assert {line.job_id for line in site.lines()} == {1, 2, 3}
+    records = [msgspec.json.decode(line) for line in read_packed(site, "2026-03-01")]
+    ends = [r for r in records if r["job_id"] == 1 and "/run.end:" in r["event"]]
+    assert len(ends) == 1
+
+
+def read_packed(site: LogSite, day: str) -> list[bytes]:
+    """Return the records of a day of the job log, packed or not."""
+    lines: list[bytes] = []
+    for path in sorted(site.location.glob(f"{day}*.jsonl*")):
+        with open(path, "rb") as file:
+            reader = zstandard.open(file, "rb") if path.suffix == ".zst" else file
+            lines += reader.read().splitlines()
+    return lines
 
 
 def test_texts_of_purged_jobs_do_not_come_back(site: LogSite) -> None:

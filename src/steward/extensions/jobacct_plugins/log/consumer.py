@@ -242,8 +242,8 @@ class DayCloser:
 
 _CLOSE_INTERVAL_S: Final = 60.0
 """Interval of the checks for days to close, in seconds."""
-_RUN_RETENTION: Final = timedelta(days=14)
-"""How long after a day's closing a correction finds its run without an end time."""
+_CORRECTION_WAIT: Final = timedelta(days=14)
+"""How long after a day's closing a correction waits for the end of a run that the log lacks."""
 
 _PURGE_RETENTION_S: Final = 86_400
 """How long a purge is remembered, for records that were made before it was known, in seconds."""
@@ -397,7 +397,7 @@ class LogConsumer(DatabaseConsumer):
         record = run.body.record
         submit_key = (run.cluster, record.job_id, to_micros(record.submit))
         if submit_key not in batch.ended_by_submit and not self._state.find_run(*submit_key):
-            # The run ended so long ago that it is forgotten already.
+            # The event before became a dead letter, or the run's day was removed since.
             run_key = (*submit_key, record.restarts)
             batch.ended[run_key] = self._calendar.find_day(run.cluster, record.end)
             batch.ended_by_submit[submit_key] = run_key
@@ -494,14 +494,12 @@ class LogConsumer(DatabaseConsumer):
         return False
 
     def _find_old_run_day(self, cluster: str, body: RunEvent | StepUsage) -> str:
-        """Return the day of a run that ended too long ago to be recorded; "" for others."""
+        """Return the day of a run that the log lacks and that ended long ago; "" for others."""
         end = body.run_end if isinstance(body, StepUsage) else body.record.end
-        if not body.correction or end is None or end >= self._oldest_run_end():
+        oldest_end = self._now().astimezone(UTC) - self._close_after - _CORRECTION_WAIT
+        if not body.correction or end is None or end >= oldest_end:
             return ""
         return self._calendar.find_day(cluster, end)
-
-    def _oldest_run_end(self) -> datetime:
-        return self._now().astimezone(UTC) - self._close_after - _RUN_RETENTION
 
     def _end_run(self, event: Event, run: RunKey, batch: _LogBatch) -> str:
         """Record the end of a run and write its waiting lines first; return its day."""
@@ -538,16 +536,16 @@ class LogConsumer(DatabaseConsumer):
         self, before: datetime, writer: LogStateWriter, lengths: dict[str, int]
     ) -> None:
         """Remove the days that ended before a time; idempotent."""
-        for day in list_log_days(self._files.location):
-            if self._calendar.get_day_end(day.day) > before:
-                continue
-            names = [f"{day.day}{suffix}" for suffix in (OPEN_SUFFIX, LATE_SUFFIX)]
-            self._day_closer.remove_day(day.day)
+        days = [day.day for day in list_log_days(self._files.location)]
+        expired_days = [day for day in days if self._calendar.get_day_end(day) <= before]
+        for day in expired_days:
+            names = [f"{day}{suffix}" for suffix in (OPEN_SUFFIX, LATE_SUFFIX)]
+            self._day_closer.remove_day(day)
             writer.forget_files(names)
-            writer.forget_day(day.day)
             for name in names:
                 lengths.pop(name, None)
-            log.info("removed day %s of the job log", day.day)
+            log.info("removed day %s of the job log", day)
+        writer.forget_days(expired_days)
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - likewise
         """Blank or close one day that is due; return the seconds until the next call.
@@ -570,9 +568,6 @@ class LogConsumer(DatabaseConsumer):
                 return 0.0
         self._next_check_at = now_s + _CLOSE_INTERVAL_S
         with self._state.open_writer() as writer:
-            # One day less, because of time zones.
-            oldest = self._oldest_run_end() - timedelta(days=1)
-            writer.forget_runs(oldest.date().isoformat())
             writer.forget_purges(int(self._now().timestamp()) - _PURGE_RETENTION_S)
         if self._blanker and not self._state.list_purges():
             self._blanker = PurgeBlanker()

@@ -6,7 +6,7 @@ reads, :class:`LogStateWriter` writes within one transaction. The file is ``acco
 the state directory.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -41,7 +41,8 @@ class _ClosedDay(msgspec.Struct, frozen=True, array_like=True):
 class _EndedRun(msgspec.Struct, frozen=True):
     """Run that has ended, and the day that its records belong to.
 
-    A second row with -1 restarts says that its records were imported.
+    A second row with -1 restarts says that its records were imported. The rows last as long as the
+    day, so that no import writes a run again: 44 bytes each.
     """
 
     cluster: str
@@ -80,11 +81,7 @@ class _ScanDay(msgspec.Struct, frozen=True):
 _CURSOR: Final = Table(_LogCursor, "cursor", has_one_row=True)
 _FILES: Final = Table(_GrowingFile, "file", key="name")
 _DAYS: Final = Table(_ClosedDay, "day", key="day")
-_RUNS: Final = Table(
-    *(_EndedRun, "run"),
-    key="cluster, job_id, submit_us, restarts",
-    indexes={"by_day": Index("day")},
-)
+_RUNS: Final = Table(_EndedRun, "run", key="cluster, job_id, submit_us, restarts")
 _WAITING: Final = Table(
     *(_WaitingLines, "waiting"),
     key="number",
@@ -268,10 +265,14 @@ class LogStateWriter:
         """Drop files that no longer exist."""
         self._connection.executemany("DELETE FROM file WHERE name = ?", [(name,) for name in names])
 
-    def forget_day(self, day: str) -> None:
-        """Drop a day that was removed from the log, with its runs."""
-        self._connection.execute("DELETE FROM day WHERE day = ?", (day,))
-        self._connection.execute("DELETE FROM run WHERE day = ?", (day,))
+    def forget_days(self, days: Sequence[str]) -> None:
+        """Drop days that were removed from the log, with their runs."""
+        values = (msgspec.json.encode(days).decode(),)
+        for table in ("day", "run"):
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE day IN (SELECT value FROM json_each(?))",  # noqa: S608 - ours
+                values,
+            )
 
     def purge(self, purges: Iterable[PurgedScript], noted_s: int, days: Iterable[str]) -> None:
         """Record purged scripts, and the days to scan for their text."""
@@ -293,7 +294,3 @@ class LogStateWriter:
         self._connection.execute(
             "DELETE FROM purge WHERE noted_s < ? AND NOT EXISTS (SELECT 1 FROM look)", (before_s,)
         )
-
-    def forget_runs(self, before: str) -> None:
-        """Drop runs that ended before this day."""
-        self._connection.execute("DELETE FROM run WHERE day < ?", (before,))
