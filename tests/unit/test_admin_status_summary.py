@@ -9,13 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.events import at
 from harness.site import NOBODY, ROOT
 from steward.admin.status.requests import MetricsRequest, StatusShowRequest
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Caller, ScopeRefused
 from steward.core.config import AccessSettings, ArchiveSettings, Settings
 from steward.core.errors import PermissionRefused
+from steward.core.files import write_status
 from steward.core.logs import LogLimit
+from steward.core.script_stores import HungCount
 from steward.core.sqlite import open_database
 from steward.daemon.contexts import make_registry
 from steward.extensions.controllers.settings import ForwardSettings
@@ -72,6 +75,18 @@ def test_an_operators_narrow_token_sees_all_and_the_log_says_so(
     assert "rights raised: olga (token, uid 4000) runs status.show as" in caplog.text
     with pytest.raises(ScopeRefused):
         registry.call("journal.status", asker, registry.decode("journal.status", {}))
+
+
+def test_a_count_of_files_that_hangs_is_unknown_with_its_process(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    count = HungCount(pid=4711, since=at(0), directories=("/srv/archive/.incoming",))
+    write_status(f"{settings.state_dir}/incoming-count.json", count)
+    answer = make_registry(settings).call("status.show", ROOT, StatusShowRequest())
+    assert answer.unknown["incoming files"] == (
+        "cannot count the files in /srv/archive/.incoming: pid 4711 hangs since "
+        "2026-03-01T12:00:00+00:00 and cannot be killed. Repair the file system: Steward counts "
+        "again when the process has ended"
+    )
 
 
 @pytest.mark.parametrize("damage", ["a directory", "no database"])

@@ -136,7 +136,7 @@ def test_the_size_limit_needs_no_look_at_the_files(
     stores = two_sinks(tmp_path)
     assert not limit_size(journal, stores, max_bytes=3 * 10**9)
     leave_bytes(tmp_path, 10**9)
-    with closing(count_leftovers(stores, 0)) as leftovers:
+    with closing(count_leftovers(tmp_path, stores)) as leftovers:
         assert limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
     assert [consumer.detached for consumer in reader.list_consumers()] == [False, True]
 
@@ -151,11 +151,11 @@ def leave_bytes(tmp_path: Path, size: int) -> Path:
     return leftover
 
 
-def count_leftovers(stores: IncomingStores, known_bytes: int) -> LeftoverCount:
-    leftovers = LeftoverCount(stores)
+def count_leftovers(state_dir: Path, stores: IncomingStores) -> LeftoverCount:
+    leftovers = LeftoverCount(stores, state_dir=str(state_dir))
 
     def has_counted() -> bool:
-        leftovers.update(known_bytes)
+        leftovers.update(0)
         return leftovers.size > 0
 
     wait_until(has_counted)
@@ -170,7 +170,7 @@ def test_an_old_count_of_leftovers_is_renewed_before_a_consumer_is_detached(
     journal.record_position("archive.b", 0, "waiting", "no broker")
     stores = two_sinks(tmp_path)
     leftover = leave_bytes(tmp_path, 10**9)
-    with closing(count_leftovers(stores, 0)) as leftovers:
+    with closing(count_leftovers(tmp_path, stores)) as leftovers:
         counted_size = leftovers.size
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
@@ -193,7 +193,7 @@ def test_a_count_of_leftovers_that_hangs_detaches_no_consumer(
     journal.record_position("archive.b", 0, "waiting", "no broker")
     stores = two_sinks(tmp_path)
     leave_bytes(tmp_path, 10**9)
-    with closing(count_leftovers(stores, 0)) as leftovers:
+    with closing(count_leftovers(tmp_path, stores)) as leftovers:
         now = time.monotonic() + 3600
         monkeypatch.setattr(time, "monotonic", lambda: now)
         with monkeypatch.context() as patch:

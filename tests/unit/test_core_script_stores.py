@@ -1,11 +1,14 @@
 import os
+import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_submission import wait_until
 
 from steward.archive.settings import FilesSinkSettings
+from steward.core import script_stores
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import IncomingFile
 from steward.core.files import find_network_type
@@ -19,6 +22,7 @@ from steward.core.script_stores import (
     make_incoming_filename,
     make_stores,
     parse_incoming_filename,
+    read_hung_count,
 )
 
 NAME = make_incoming_filename("c1", 7, 123, 3, "script")
@@ -167,7 +171,7 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
 
 def test_kept_bytes_are_counted(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
-    leftovers = LeftoverCount(IncomingStores([store]), every_s=0.0)
+    leftovers = LeftoverCount(IncomingStores([store]), state_dir=str(tmp_path), every_s=0.0)
     leftovers.update(0)  # there is no directory yet
     store.write(NAME, b"abc")
     store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
@@ -186,7 +190,7 @@ def test_kept_bytes_are_counted(tmp_path: Path) -> None:
 def test_a_daily_count_runs_once_a_day(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
     store.write(NAME, b"abc")
-    leftovers = LeftoverCount(IncomingStores([store]))
+    leftovers = LeftoverCount(IncomingStores([store]), state_dir=str(tmp_path))
 
     def count() -> int:
         leftovers.update(0)
@@ -195,3 +199,47 @@ def test_a_daily_count_runs_once_a_day(tmp_path: Path) -> None:
     wait_until(lambda: count() == 3)
     store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
     assert {count() for _ in range(100)} == {3}
+
+
+def test_a_count_that_cannot_be_killed_is_the_only_one_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = IncomingStore("state", str(tmp_path / "incoming"))
+    store.write(NAME, b"abc")
+    leftovers = LeftoverCount(IncomingStores([store]), state_dir=str(tmp_path), every_s=0.0)
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with monkeypatch.context() as hung:
+        hung.setattr(script_stores, "COUNT_FILES", "import time; time.sleep(60)")
+        # A process in the kernel's state D ignores the signal like this one, which never gets it.
+        hung.setattr(os, "killpg", lambda _pid, _signal: None)
+        for _ in range(4):
+            leftovers.update(0)
+            leftovers.refresh()
+    (process,) = started
+    count = read_hung_count(str(tmp_path))
+    assert count is not None
+    assert (count.pid, count.directories) == (process.pid, (store.directory,))
+    process.kill()
+    process.wait()
+
+    def has_counted() -> bool:
+        leftovers.update(0)
+        return leftovers.size == 3
+
+    wait_until(has_counted)
+    assert read_hung_count(str(tmp_path)) is None
+    leftovers.close()
+
+
+def test_a_hung_count_of_an_earlier_process_is_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "incoming-count.json").write_text('{"pid":1,"since":"2026-03-01T12:00:00Z"}')
+    assert read_hung_count(str(tmp_path)) is not None
+    LeftoverCount(IncomingStores([]), state_dir=str(tmp_path)).close()
+    assert read_hung_count(str(tmp_path)) is None

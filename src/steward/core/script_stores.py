@@ -22,13 +22,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
 
 import msgspec
 
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import IncomingFile, JobScript
-from steward.core.files import find_network_type, sync_filesystem
+from steward.core.events import IncomingFile, JobScript, utc_now
+from steward.core.files import (
+    StatusWriteError,
+    find_network_type,
+    read_status,
+    sync_filesystem,
+    write_status,
+)
 from steward.core.processes import kill_group
 
 log = logging.getLogger(__name__)
@@ -60,6 +68,9 @@ for directory in sys.argv[1:]:
 print(total)
 """
 """Program that prints the size of all files in its arguments' directories, in bytes."""
+
+_COUNT_FILE = "incoming-count.json"
+"""Status file in the state directory about a count that cannot be killed."""
 
 _NAME = re.compile(
     r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>\d+)\.(?P<mtime>\d+)\.(?P<length>\d+)\.(?P<what>script|env)"
@@ -448,25 +459,50 @@ class IncomingStores:
         return self.get(body.store).read(file)
 
 
+class HungCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Count of incoming files that hangs in the kernel.
+
+    Attributes:
+        pid: Its process, which cannot be killed.
+        since: Time at which that was found.
+        directories: Directories whose files it counts.
+    """
+
+    pid: int
+    since: datetime
+    directories: tuple[str, ...] = ()
+
+
+def read_hung_count(state_dir: str) -> HungCount | None:
+    """Read the status file of a count that hangs; None if there is none."""
+    status = read_status(os.path.join(state_dir, _COUNT_FILE), HungCount)
+    return None if status is None else status[0]
+
+
 class LeftoverCount:
     """Bytes in the stores that no event of the journal names, such as a failed deletion's.
 
     A child process counts all files, at the first call and then daily: with files by the hundred
-    thousand, reading the directory takes seconds. Files that capture is just writing count too.
+    thousand, reading the directory takes seconds. Files that capture is just writing count too. A
+    child that cannot be killed has no successor before it has ended: a status file names it.
 
     Args:
         stores: Stores whose files are counted.
+        state_dir: Directory of the status file.
         every_s: Time between two counts, in seconds.
     """
 
-    def __init__(self, stores: IncomingStores, *, every_s: float = 86400.0) -> None:
+    def __init__(self, stores: IncomingStores, *, state_dir: str, every_s: float = 86400.0) -> None:
         self.size = 0
         self._stores = stores
+        self._status_path = os.path.join(state_dir, _COUNT_FILE)
+        self._is_hung = False
         self._every_s = every_s
         self._due_at = 0.0
         self._started_at = self._counted_at = -math.inf
         self._known_bytes = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._remove_status()
 
     def update(self, known_bytes: int) -> None:
         """Start a count that is due, or use the result of one that has ended; never wait.
@@ -475,7 +511,14 @@ class LeftoverCount:
             known_bytes: Size of the files that events of the journal name, in bytes.
         """
         now = time.monotonic()
-        if self._process is not None and self._process.poll() is not None:
+        if self._is_hung:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                self._process = None
+                self._is_hung = False
+                self._due_at = 0.0
+                self._remove_status()
+        elif self._process is not None and self._process.poll() is not None:
             # Files that came or went during the count are no leftovers.
             known_bytes = max(known_bytes, self._known_bytes)
             with self._process as process:
@@ -490,7 +533,10 @@ class LeftoverCount:
         elif now >= self._due_at:
             if self._process is not None:
                 log.warning("the count of files in %s hangs", ", ".join(self._list_directories()))
-            self.close()
+                kill_group(self._process, reap_s=1.0)
+                if self._process.poll() is None:
+                    self._report_hang(self._process.pid)
+                    return
             self._due_at = now + self._every_s
             self._started_at = now
             self._known_bytes = known_bytes
@@ -513,6 +559,21 @@ class LeftoverCount:
         if self._process is not None:
             kill_group(self._process, reap_s=1.0)
             self._process = None
+
+    def _report_hang(self, pid: int) -> None:
+        """Write the status file about a child that cannot be killed."""
+        self._is_hung = True
+        directories = tuple(self._list_directories())
+        try:
+            write_status(
+                self._status_path, HungCount(pid=pid, since=utc_now(), directories=directories)
+            )
+        except StatusWriteError as error:
+            log.warning("cannot report the count that hangs: %s", error)
+
+    def _remove_status(self) -> None:
+        with suppress(OSError):  # there is none
+            os.unlink(self._status_path)
 
     def _list_directories(self) -> list[str]:
         return list(filter(None, (store.find_local_directory() for store in self._stores)))

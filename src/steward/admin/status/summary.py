@@ -43,6 +43,7 @@ from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
 from steward.core.poll_status import PollStatusFiles
 from steward.core.principals import STATUS
+from steward.core.script_stores import read_hung_count
 from steward.core.sqlite import SqliteError, SqliteMissing, SqliteUnavailable, read_free_bytes
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
@@ -162,6 +163,13 @@ def collect_status(
     daemon = read_daemon_status(settings.state_dir)
     if daemon is not None and not daemon.is_known:
         unknown["workers"] = f"no status file in {settings.state_dir}: is its disk full?"
+    count = read_hung_count(settings.state_dir)
+    if count is not None:
+        unknown["incoming files"] = (
+            f"cannot count the files in {', '.join(count.directories)}: pid {count.pid} hangs "
+            f"since {count.since.isoformat()} and cannot be killed. Repair the file system: "
+            "Steward counts again when the process has ended"
+        )
     has_books = not settings.forward.to
     no_journal: JournalStatus = (None, ())
     journal, consumers = read_or_report(

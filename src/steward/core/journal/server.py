@@ -318,7 +318,7 @@ class JournalServer:
         self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
         self._head = self._journal.head()
-        self._leftovers = LeftoverCount(stores)
+        self._leftovers = LeftoverCount(stores, state_dir=state_dir)
         self._listener = _open_socket(state_dir)
         self._control = RpcListener(os.path.join(state_dir, CONTROL_SOCKET))
 
