@@ -92,6 +92,7 @@ _SCAN_DAYS: Final = Table(_ScanDay, "look", key="day")
 LOG_MIGRATIONS: Final = (
     "".join(table.schema for table in (_CURSOR, _FILES, _DAYS, _RUNS, _WAITING)),
     _PURGES.schema + _SCAN_DAYS.schema,
+    "DROP INDEX IF EXISTS run_by_day;",
 )
 DAY_CLOSED: Final = 0
 """State of a day that is packed."""
