@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import NotArchived
 from steward.archive.files.batch import PendingBatch
+from steward.archive.files.index import FilesRecords
 from steward.archive.files.layout import compile_layout
 from steward.archive.files.locks import TreeLock
 from steward.archive.files.manifest import (
@@ -111,27 +113,45 @@ def test_what_is_being_filed_is_not_unknown(
     assert problems(site) == {("unknown", f"{DAY}/stray")}
 
 
-def test_unknown_files_are_confirmed_at_once_however_many_they_are(
+def test_the_lock_is_held_for_a_limited_number_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = archive.make_site(tmp_path)
-    script = archive.script(site, 1)
-    site.feed(script, archive.identity(script))
+    scripts = [archive.script(site, number) for number in range(1, 101)]
+    site.feed(*scripts, *map(archive.identity, scripts))
     strays = {f"{DAY}/stray{number:04}" for number in range(2500)}
     for stray in strays:
         (archive.root_of(site) / stray).touch()
     held: list[int] = []
+    is_locked = False
     real = TreeLock.acquire
 
     @contextmanager
     def acquire(lock: TreeLock) -> Iterator[None]:
-        held.append(1)
+        nonlocal is_locked
+        held.append(0)
         with real(lock):
+            is_locked = True
             yield
+        is_locked = False
 
+    def count_stat(path: str) -> bool:
+        held[-1] += is_locked
+        return lexists(path)
+
+    def count_rows(sink: FilesRecords, path: str, states: tuple[int, int]) -> Iterator[str]:
+        return map(count_name, iterate_names(sink, path, states))
+
+    def count_name(name: str) -> str:
+        held[-1] += is_locked
+        return name
+
+    lexists, iterate_names = os.path.lexists, FilesRecords.iterate_names
     monkeypatch.setattr(TreeLock, "acquire", acquire)
+    monkeypatch.setattr(os.path, "lexists", count_stat)
+    monkeypatch.setattr(FilesRecords, "iterate_names", count_rows)
     assert problems(site) == {("unknown", stray) for stray in strays}
-    assert len(held) == 1
+    assert held == [1000, 1000, 500]
 
 
 def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:

@@ -359,13 +359,18 @@ class FilesRecords:
             yield number
 
     def iterate_names(self, path: str, states: tuple[int, int]) -> Iterator[str]:
-        """Yield the names of the files of scripts in a directory, as of one moment."""
+        """Return the names of the files of scripts in a directory, as of the time of the call."""
         sql = (
             "SELECT script_name, env_name FROM script WHERE state BETWEEN ? AND ? "
             "AND directory = (SELECT number FROM directory WHERE path = ?)"
         )
         with translate_errors(self.path):
-            for row in self._connection.execute(sql, (*states, path)):
+            rows = self._connection.execute(sql, (*states, path))
+        return self._iterate_values(rows)
+
+    def _iterate_values(self, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+        with translate_errors(self.path):
+            for row in rows:
                 yield from row
 
     def get_directory_number(self, path: str) -> int:

@@ -6,8 +6,9 @@ items; the action ``archive.verify`` uses it. Both run beside the sink and the m
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,8 @@ from steward.archive.files.manifest import MANIFEST_FILE_NAME
 from steward.archive.files.tree import ArchiveTree, SortedNames
 from steward.core.config import Settings
 
+_MAX_LOCKED_FILES = 1000
+"""Most files to look up while verification holds the sink's lock."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -171,24 +174,27 @@ class _TreeVerification:
                 is_sound = False
             if is_sound:
                 return
-            with closing(SortedNames()) as unknown:
-                self._confirm_unknown(directory, candidates, unknown)
-                for name in map(os.fsdecode, unknown.sort()):
+            remaining = map(os.fsdecode, candidates.sort())
+            while suspects := list(islice(remaining, _MAX_LOCKED_FILES)):
+                for name in self._find_unknown(directory, suspects):
                     path = os.path.join(self._root, directory, name)
                     yield VerificationProblem(kind="unknown", path=path)
 
-    def _confirm_unknown(
-        self, directory: str, candidates: SortedNames, unknown: SortedNames
-    ) -> None:
-        """Find the names that are still unknown when no file is being placed or removed."""
-        if self._lock is None:
-            # The mover copies without the lock, but records beforehand where to.
-            if directory not in self._load_move_targets():
-                self._find_unknown(directory, candidates, unknown)
-            return
+    def _find_unknown(self, directory: str, suspects: Sequence[str]) -> list[str]:
+        """Return the names of existing files that the database does not have, as of one moment."""
+        if self._lock is None and directory in self._load_move_targets():
+            return []  # the mover copies without the lock, but records beforehand where to
         # A batch is in the tree before it is in the database, and replaced files are removed last.
-        with self._lock.acquire():
-            self._find_unknown(directory, candidates, unknown)
+        with self._lock.acquire() if self._lock else nullcontext():
+            known_names = self._records.iterate_names(directory, self._states)
+            unknown = {
+                name
+                for name in suspects
+                if not name.startswith(".copy.")
+                and os.path.lexists(os.path.join(self._root, directory, name))
+            }
+        unknown.difference_update(known_names)
+        return [name for name in suspects if name in unknown]
 
     def _load_move_targets(self) -> set[str]:
         """Return the directories to which the mover is copying."""
@@ -197,18 +203,6 @@ class _TreeVerification:
             self._records.get_directory_path(msgspec.json.decode(row, type=FileRow).directory)
             for (row,) in rows
         }
-
-    def _find_unknown(self, directory: str, candidates: SortedNames, unknown: SortedNames) -> None:
-        """Find the names of existing files in a directory that the database does not have."""
-        with closing(SortedNames()) as known_names:
-            for name in self._records.iterate_names(directory, self._states):
-                known_names.add(name)
-            names = map(os.fsdecode, candidates.sort())
-            for name in _subtract_names(names, known_names.sort()):
-                if not name.startswith(".copy.") and os.path.lexists(
-                    os.path.join(self._root, directory, name)
-                ):
-                    unknown.add(name)
 
     def _check_file(
         self, row: FileRow, path: str, sha: bytes, length: int
