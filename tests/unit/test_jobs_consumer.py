@@ -1,7 +1,9 @@
 import contextlib
 import os
+import re
 import sqlite3
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -373,3 +375,31 @@ def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
         rows = database.execute("SELECT facts FROM run").fetchall()
     stored = b"".join(decompress_json(facts) for (facts,) in rows)
     assert (b"ada" in stored, b"of nobody" in stored) == (True, False)
+
+
+def test_a_replay_writes_no_row_of_a_job_or_run_that_did_not_change(books: Books) -> None:
+    events = [
+        *(script(job_id, 0.5) for job_id in (7, 8, 9)),
+        *(record(job_id, 0, "RUNNING", start=at(2), seen=3) for job_id in (7, 8)),
+        record(7, 0, "COMPLETED", start=at(2), end=20, seen=21),
+    ]
+    books.take(*events)
+    written: Counter[str] = Counter()
+
+    def count(statement: str) -> None:
+        match = re.match(r"(?:INSERT INTO|UPDATE|DELETE FROM) (job|run|script)\b", statement)
+        written.update([match[1]] if match else [])
+
+    books.consumer._connection.set_trace_callback(count)
+    before = dump(books.path)
+    books.take(*events)
+    for event in events:
+        books.take(event)
+    assert written == {}
+    assert dump(books.path) == before
+    # A later poll that shows the same changes until when the run was shown, and nothing of the job.
+    books.take(record(8, 0, "RUNNING", start=at(2), seen=60))
+    assert written == {"run": 1}
+    books.take(record(8, 0, "RUNNING", start=at(2), seen=90, name="renamed"))
+    # The script's row has the identity that was published.
+    assert written == {"run": 2, "job": 1, "script": 1}

@@ -26,7 +26,7 @@ from steward.core.sqlite import Connection
 from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
-from steward.jobs.compression import compress_json, decompress_json
+from steward.jobs.compression import decompress_json
 from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA, ZONE_RULES
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
@@ -131,7 +131,10 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Row of the table ``run``: ``facts`` by :func:`pack_run`, ``told`` a :class:`PublishedRun`."""
+    """Row of the table ``run``: ``told`` is a :class:`PublishedRun`, as JSON.
+
+    ``facts`` is a :class:`RunFacts` as compressed JSON.
+    """
 
     number: int = 0
     cluster: str
@@ -311,11 +314,11 @@ class JobIdGroup(msgspec.Struct):
     Attributes:
         cluster: Cluster name.
         job_id: The raw id.
-        job_numbers: Row numbers of the jobs that had this id.
+        stored_jobs: Rows of the jobs that had this id when loaded, by number.
         runs: Runs by submit time (µs) and restart count.
-        run_jobs: Row number of each run's job when loaded.
+        stored_runs: Their rows when loaded, without number, with the facts as JSON.
         scripts: The scripts by key.
-        dirty_runs: Runs that must be written.
+        dirty_runs: Runs that may have changed.
         published_runs: Published state of each run, by its key.
         launches: Launches of the steps to update, or all launches.
         suspensions: Suspended or resumed runs: key, time (µs), record.
@@ -325,9 +328,9 @@ class JobIdGroup(msgspec.Struct):
 
     cluster: str
     job_id: int
-    job_numbers: set[int] = msgspec.field(default_factory=set)
+    stored_jobs: dict[int, StoredJob] = msgspec.field(default_factory=dict)
     runs: dict[tuple[int, int], RunFacts] = msgspec.field(default_factory=dict)
-    run_jobs: dict[tuple[int, int], int] = msgspec.field(default_factory=dict)
+    stored_runs: dict[tuple[int, int], StoredRun] = msgspec.field(default_factory=dict)
     scripts: dict[str, ScriptRow] = msgspec.field(default_factory=dict)
     dirty_runs: set[tuple[int, int]] = msgspec.field(default_factory=set)
     published_runs: dict[tuple[int, int], PublishedRun] = msgspec.field(default_factory=dict)
@@ -344,13 +347,8 @@ _decode_said = msgspec.json.Decoder(PublishedIdentity).decode
 _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
-def pack_run(run: RunFacts) -> bytes:
-    """Encode a run as compressed JSON."""
-    return compress_json(_encode(run), is_final=run.ending is not None)
-
-
 def unpack_run(stored: bytes) -> RunFacts:
-    """Decode what :func:`pack_run` encoded."""
+    """Decode the facts of a run's row, compressed or not."""
     return _decode_facts(decompress_json(stored))
 
 
@@ -373,26 +371,26 @@ def load_groups(
     """Load the groups of these ids, with a few queries however many they are."""
     groups = {job_id: JobIdGroup(cluster, job_id) for job_id in job_ids}
     bound_values = (cluster, _encode(list(groups)).decode())
-    for job_id, number in connection.execute(
-        "SELECT job_id, number FROM job WHERE cluster = ? "
-        "AND job_id IN (SELECT value FROM json_each(?))",
-        bound_values,
+    of_ids = "WHERE cluster = ? AND job_id IN (SELECT value FROM json_each(?))"
+    for job in map(
+        JOBS_TABLE.decode,
+        connection.execute(f"SELECT {JOBS_TABLE.select_list} FROM job {of_ids}", bound_values),  # noqa: S608 -- our own names
     ):
-        groups[job_id].job_numbers.add(number)
-    for job_id, job, facts, published in connection.execute(
-        "SELECT job_id, job, facts, told FROM run WHERE cluster = ? "
-        "AND job_id IN (SELECT value FROM json_each(?))",
-        bound_values,
+        groups[job.job_id].stored_jobs[job.number] = job
+    for row in map(
+        RUNS.decode,
+        connection.execute(f"SELECT {RUNS.select_list} FROM run {of_ids}", bound_values),  # noqa: S608 -- likewise
     ):
+        facts = decompress_json(row.facts)
         run = unpack_run(facts)
         key = (run.submit_us, run.restarts)
-        groups[job_id].runs[key] = run
-        groups[job_id].run_jobs[key] = job
-        if published is not None:
-            groups[job_id].published_runs[key] = _decode_told(published)
+        group = groups[row.job_id]
+        group.runs[key] = run
+        group.stored_runs[key] = msgspec.structs.replace(row, number=0, facts=facts)
+        if row.told is not None:
+            group.published_runs[key] = _decode_told(row.told)
     for job_id, key, mtime_ns, job, purged, identity, body in connection.execute(
-        "SELECT job_id, key, spool_mtime_ns, job, purged, said, body FROM script "
-        "WHERE cluster = ? AND job_id IN (SELECT value FROM json_each(?))",
+        f"SELECT job_id, key, spool_mtime_ns, job, purged, said, body FROM script {of_ids}",  # noqa: S608 -- likewise
         bound_values,
     ):
         groups[job_id].scripts[key] = ScriptRow(

@@ -28,7 +28,6 @@ from steward.jobs.tables import (
     StoredJob,
     StoredJobScript,
     StoredRun,
-    pack_run,
 )
 
 _NEW_JOB: Final = JOBS_TABLE.build_insert(
@@ -45,7 +44,7 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 class WriteBatch:
-    """Collector of rows, so that each table is written by one statement.
+    """Collector of rows that changed, so that each table is written by one statement.
 
     Args:
         connection: Connection to jobs.db, inside a transaction.
@@ -98,7 +97,7 @@ class WriteBatch:
             jobs: Its jobs.
             purged: For each job, whether its private text must be removed.
         """
-        free_numbers = set(group.job_numbers)
+        free_numbers = set(group.stored_jobs)
         for job, is_purged in zip(jobs, purged, strict=True):
             number = NO_JOB
             if job.record is not None or not all(script.purged for script in job.scripts):
@@ -129,7 +128,8 @@ class WriteBatch:
 
     def _assign_number(self, group: JobIdGroup, job: ResolvedJob, free_numbers: set[int]) -> int:
         """Return the row number of a job: one it had before, or a new one."""
-        old_numbers = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
+        runs = [group.stored_runs.get((run.submit_us, run.restarts)) for run in job.runs]
+        old_numbers = [run.job if run else None for run in runs]
         old_numbers += [group.scripts[script.key].job for script in job.scripts]
         for number in old_numbers:
             if number is not None and number in free_numbers:
@@ -139,83 +139,88 @@ class WriteBatch:
         return self._next_number - 1
 
     def _put_job(self, group: JobIdGroup, job: ResolvedJob, number: int, is_purged: bool) -> None:
-        """Add the row of a job."""
+        """Add the row of a job, if it changed."""
         unpurged = [script for script in job.scripts if not script.purged]
         script_key = unpurged[-1].key if unpurged else None
+        stored = group.stored_jobs.get(number)
         if job.record is None:
             body = _decode_body(decompress_json(group.scripts[job.scripts[-1].key].body))
-            self._jobs.append(
-                StoredJob(
-                    number=number,
-                    cluster=group.cluster,
-                    job_id=group.job_id,
-                    first_submit=job.first_submit_us,
-                    verified=False,
-                    purged=is_purged,
-                    ended=False,
-                    restarts=0,
-                    name=body.claimed_name or None,
-                    script_key=script_key,
-                )
+            row = StoredJob(
+                number=number,
+                cluster=group.cluster,
+                job_id=group.job_id,
+                first_submit=job.first_submit_us,
+                verified=False,
+                purged=is_purged,
+                ended=False,
+                restarts=0,
+                name=body.claimed_name or None,
+                script_key=script_key,
             )
+            if row != stored:
+                self._jobs.append(row)
             return
         record = remove_private_text(job.record) if is_purged else job.record
         if get_leader_id(record) != record.job_id:
             script_key = None  # it runs its leader's script; its own is a stand-in
         latest = job.latest
-        self._jobs.append(
-            StoredJob(
-                number=number,
-                cluster=group.cluster,
-                job_id=group.job_id,
-                first_submit=job.first_submit_us,
-                verified=True,
-                purged=is_purged,
-                ended=job.is_over,
-                restarts=latest.restarts,
-                uid=record.uid,
-                user=record.user or None,
-                account=record.account or None,
-                partition=record.partition or None,
-                name=record.name or None,
-                state=record.state or None,
-                submit=latest.submit_us,
-                start=_to_micros(record.start),
-                end_time=latest.end_us if latest.end_us >= 0 else None,
-                array_job_id=record.array_job_id or None,
-                array_task=record.array_task or None,
-                het_job_id=record.het_job_id or None,
-                het_offset=record.het_offset if record.het_job_id else None,
-                original_sluid=record.original_sluid or None,
-                script_key=script_key,
-                record=compress_json(_encode(record), is_final=job.is_over),
-            )
+        data = _encode(record)
+        row = StoredJob(
+            number=number,
+            cluster=group.cluster,
+            job_id=group.job_id,
+            first_submit=job.first_submit_us,
+            verified=True,
+            purged=is_purged,
+            ended=job.is_over,
+            restarts=latest.restarts,
+            uid=record.uid,
+            user=record.user or None,
+            account=record.account or None,
+            partition=record.partition or None,
+            name=record.name or None,
+            state=record.state or None,
+            submit=latest.submit_us,
+            start=_to_micros(record.start),
+            end_time=latest.end_us if latest.end_us >= 0 else None,
+            array_job_id=record.array_job_id or None,
+            array_task=record.array_task or None,
+            het_job_id=record.het_job_id or None,
+            het_offset=record.het_offset if record.het_job_id else None,
+            original_sluid=record.original_sluid or None,
+            script_key=script_key,
+            record=data,
         )
+        if stored is None or not _is_equal(row, stored):
+            packed = compress_json(data, is_final=row.ended)
+            self._jobs.append(msgspec.structs.replace(row, record=packed))
 
     def _put_run(self, group: JobIdGroup, run: RunFacts, number: int) -> None:
         """Add the row of a run, if it changed."""
         key = (run.submit_us, run.restarts)
-        if key not in group.dirty_runs and group.run_jobs.get(key) == number:
+        stored = group.stored_runs.get(key)
+        if stored is not None and stored.job == number and key not in group.dirty_runs:
             return
         record = run.merge_record()
-        self._runs.append(
-            StoredRun(
-                cluster=group.cluster,
-                job_id=group.job_id,
-                submit=run.submit_us,
-                restarts=run.restarts,
-                job=number,
-                sluid=record.sluid or None,
-                state=record.state or None,
-                start=_to_micros(record.start),
-                end_time=run.end_us if run.end_us >= 0 else None,
-                exit_code=record.exit_code,
-                exit_signal=record.exit_signal,
-                nodelist=record.nodelist or None,
-                facts=pack_run(run),
-                told=_encode(group.published_runs.get(key, _NOTHING)),
-            )
+        row = StoredRun(
+            cluster=group.cluster,
+            job_id=group.job_id,
+            submit=run.submit_us,
+            restarts=run.restarts,
+            job=number,
+            sluid=record.sluid or None,
+            state=record.state or None,
+            start=_to_micros(record.start),
+            end_time=run.end_us if run.end_us >= 0 else None,
+            exit_code=record.exit_code,
+            exit_signal=record.exit_signal,
+            nodelist=record.nodelist or None,
+            facts=_encode(run),
+            told=_encode(group.published_runs.get(key, _NOTHING)),
         )
+        if row != stored:
+            packed = compress_json(row.facts, is_final=run.ending is not None)
+            self._runs.append(msgspec.structs.replace(row, facts=packed))
 
     def _put_script(self, group: JobIdGroup, row: ScriptRow, number: int | None) -> None:
         """Add the row of a script, if it changed."""
@@ -234,6 +239,13 @@ class WriteBatch:
                 body=_pack_body(row.body),
             )
         )
+
+
+def _is_equal(row: StoredJob, stored: StoredJob) -> bool:
+    """Return whether a job's row, with its record as JSON, equals the stored one."""
+    if stored.record is None or row != msgspec.structs.replace(stored, record=row.record):
+        return False
+    return decompress_json(stored.record) == row.record
 
 
 def _pack_body(body: bytes) -> bytes:
