@@ -10,17 +10,22 @@ import pytest
 
 from harness.events import NOON
 from harness.sensor import SILENT, SensorRun, site
+from steward.capture.sensor.changes import ObjectChange
 from steward.capture.sensor.sensor import COMPLETE_POLL_S, is_standby
 from steward.capture.sensor.store import SensorStore
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
+    PARTITION_STATE,
     ControllerState,
     NodeStatesFile,
+    PartitionState,
+    UnreadableBody,
     node_states_path,
 )
 from steward.core.files import StatusWriteError, read_status
-from steward.core.journal.store import JournalUnavailable
+from steward.core.journal.reader import decode_row
+from steward.core.journal.store import EncodedEvent, JournalUnavailable, encode_rows
 from steward.core.sqlite import SqliteUnavailable
 from steward.slurm.cluster import Ping
 
@@ -299,3 +304,32 @@ def test_replayed_events_give_what_was_shown_whatever_was_killed(
     site.told.away = site.told.dies_after = site.shown.down = False
     site.turn(after_s=60.0)
     assert site.told.replayed()[NODE_STATE] == site.shown.states
+
+
+def test_an_unsent_event_of_another_version_stops_no_other(tmp_path: Path) -> None:
+    store = SensorStore(str(tmp_path), "c1")
+    changes = [
+        ObjectChange(
+            kind=PARTITION_STATE,
+            name=name,
+            facts=None,
+            at=NOON,
+            body=PartitionState(partition=name, state="REMOVED", source="start"),
+        )
+        for name in ("main", "wide")
+    ]
+    store.store_changes(changes, NOON)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "states-c1.db")) as database:
+        renamed = """replace(data, '"source":"start"', '"source":"renamed"')"""
+        database.execute(f"UPDATE outbox SET data = {renamed} WHERE number = 1")
+        database.commit()
+    store = SensorStore(str(tmp_path), "c1")
+    rows: list[EncodedEvent] = []
+    store.send_outbox(lambda events: rows.extend(encode_rows(events)))
+    store.send_outbox(lambda _events: pytest.fail("the outbox is empty"))
+    store.close()
+    main, wide = [decode_row((1, *row)) for row in rows]
+    assert isinstance(main.body, UnreadableBody)
+    assert "Invalid enum value 'renamed'" in main.body.error
+    assert wide.body == changes[1].body

@@ -2,9 +2,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pysqlite3 import dbapi2
 
 from harness.documentation import run_example
 from harness.events import script_event
@@ -309,6 +311,32 @@ def test_an_event_that_was_decided_before_a_crash_is_appended_unchanged(tmp_path
     assert [event.body.job_id for event in appended] == [11, 21]
     assert echo.cursor() == 6
     echo.close()
+
+
+def test_an_unsent_event_of_another_version_is_appended_and_becomes_a_dead_letter(
+    scene: Scene, tmp_path: Path
+) -> None:
+    def break_off(events: Sequence[Event]) -> None:
+        raise Unavailable("the journal is away")
+
+    echo = open_echo(tmp_path)
+    echo.apply([script_event(1), script_event(2)], 5, break_off)
+    echo.close()
+    with closing(dbapi2.connect(str(tmp_path / "echo.db"))) as database:
+        renamed = "replace(CAST(events AS TEXT), '\"job_id\":11', '\"job\":11')"
+        database.execute(f"UPDATE outbox SET events = CAST({renamed} AS BLOB)")
+        database.commit()
+    echo = open_echo(tmp_path)
+    appended: list[Event] = []
+    echo.tick(appended.extend)
+    scene.journal.append(encode_rows(appended))
+    assert echo.tick(break_off) > 0, "the outbox is empty"
+    echo.close()
+    scene.turn()
+    assert scene.tally.jobs == [21]
+    (letter,) = scene.reader.list_dead_letters()
+    assert letter.key == script_event(11).key
+    assert "cannot decode event 1 (job.script)" in letter.error
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])

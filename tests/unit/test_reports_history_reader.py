@@ -3,14 +3,18 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pysqlite3 import dbapi2
 
 from harness import history
 from harness.events import at, us
 from harness.site import Site
-from steward.reports.history.reader import HistoryReader
+from steward.core.events import PARTITION_STATE, PartitionState
+from steward.reports.history.consumer import HISTORY_KINDS
+from steward.reports.history.reader import HistoryEventFilter, HistoryReader, VisibleEvents
 from steward.reports.history.spans import REMOVED, NodeSpan
 
 NODES = [f"n{number}" for number in range(6)]
@@ -84,3 +88,35 @@ def test_at_any_time_each_node_is_in_the_span_that_holds_then(
         some = [span for span in holding if span.node in ("n1", "n4")]
         assert reader.list_nodes_at(then, ["c1"], ["n1", "n4"]) == some
     assert reader.list_nodes_at(us(LENGTH), ["c1"], []) == []
+
+
+def test_an_event_that_this_version_cannot_read_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = history.make_site(tmp_path)
+    site.feed(
+        history.node(1, "n1", "DOWN", source="trigger"),
+        history.event(
+            PARTITION_STATE, 2, PartitionState(partition="main", state="UP", source="trigger")
+        ),
+        history.event(PARTITION_STATE, 3, PartitionState(partition="wide", state="UP")),
+        history.node(4, "n2", "DOWN"),
+    )
+    with closing(dbapi2.connect(f"{site.settings.state_dir}/history.db")) as database:
+        for table in ("event", "present"):
+            renamed = "CAST(replace(CAST(data AS TEXT), 'trigger', 'renamed') AS BLOB)"
+            database.execute(f"UPDATE {table} SET data = {renamed}")
+        database.commit()
+    kinds = frozenset(HISTORY_KINDS)
+    event_filter = HistoryEventFilter(visible={"c1": VisibleEvents(kinds=kinds)}, kinds=kinds)
+    reader = HistoryReader(site.settings.state_dir)
+    for _ in range(2):
+        events = reader.list_events(event_filter, 10, lambda _: True)
+        assert [event.at for event in events] == [at(4), at(3)]
+    (partition,) = reader.list_present(PARTITION_STATE, ["c1"])
+    assert partition.body.partition == "wide"
+    reader.close()
+    site.close()
+    (line,) = [line for line in caplog.text.splitlines() if "node.state" in line]
+    reason = "cannot decode event 1 (node.state): Invalid enum value 'renamed'"
+    assert f"history.db: skipped an event: {reason}" in line

@@ -30,7 +30,7 @@ from steward.core.events import (
     ArchiveResend,
     Event,
     UnreadableBody,
-    decode_event,
+    decode_unsent_event,
     encode_event,
 )
 from steward.core.journal import JournalLink, JournalReader
@@ -159,7 +159,7 @@ class DatabaseConsumer:
         self._purge_at = 0.0
         batches = OUTBOX.select(database, "ORDER BY number") if self.has_outbox else ()
         self._unsent = [
-            decode_event(0, stored.kind, stored.cluster, stored.key, bytes(stored.data))
+            decode_unsent_event(stored.kind, stored.cluster, stored.key, bytes(stored.data))
             for batch in batches
             for stored in _decode_batch(batch.events)
         ]

@@ -592,6 +592,30 @@ def decode_event(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Ev
         envelope = _make_decoder(kind).decode(data)
     except msgspec.MsgspecError as error:
         raise EventError(f"cannot decode event {id_} ({kind}): {error}", key) from error
+    return _open_envelope(envelope, id_, kind, cluster, key)
+
+
+def decode_unsent_event(kind: str, cluster: str, key: str, data: bytes) -> Event:
+    """Decode an event of an outbox, which another version may have left there.
+
+    A body that this version cannot read stays JSON: the journal takes it, and consumers make the
+    event a dead letter.
+
+    Raises:
+        EventError: The bytes are no event.
+    """
+    try:
+        return decode_event(0, kind, cluster, key, data)
+    except EventError as error:
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope[msgspec.Raw])
+        except msgspec.MsgspecError:
+            raise error from None
+        return _open_envelope(envelope, 0, kind, cluster, key)
+
+
+def _open_envelope(envelope: _Envelope[Any], id_: int, kind: str, cluster: str, key: str) -> Event:
+    """Return the event in an envelope."""
     return Event(
         kind=kind,
         cluster=cluster,

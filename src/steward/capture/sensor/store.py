@@ -21,7 +21,7 @@ from steward.core.events import (
     ControllerState,
     Event,
     NodeStatesFile,
-    decode_event,
+    decode_unsent_event,
     encode_event,
     node_states_path,
     utc_now,
@@ -230,7 +230,7 @@ class SensorStore:
                 return
             append(
                 [
-                    decode_event(0, row.kind, self._cluster, row.key, row.data.encode())
+                    decode_unsent_event(row.kind, self._cluster, row.key, row.data.encode())
                     for row in rows
                 ]
             )

@@ -6,6 +6,7 @@ the last poll) into present states. :class:`HistoryEventFilter` is the filter fo
 by ``history.*`` actions, reports and the web pages. Times are µs since the epoch.
 """
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.events import Event, NodeStatesFile, decode_event, node_states_path
+from steward.core.events import (
+    Event,
+    EventError,
+    NodeStatesFile,
+    decode_event,
+    node_states_path,
+)
 from steward.core.files import read_status
+from steward.core.logs import LogLimit
 from steward.core.sqlite import Connection, SqliteMissing, open_reader, translate_errors
 from steward.core.storage import Record, Rows
 from steward.core.timestamps import from_micros
@@ -32,6 +40,8 @@ from steward.reports.history.spans import (
     ReservationSpan,
 )
 from steward.slurm.node_states import strip_use_flags
+
+log = logging.getLogger(__name__)
 
 Position = tuple[int, int]
 """Position of an event: its time in µs since the epoch, and its number."""
@@ -92,6 +102,20 @@ class HistoryEventFilter(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int | None = None
     before: Position | None = None
     after: Position | None = None
+
+
+_UNREADABLE_LIMIT: Final = LogLimit()
+"""Limit of the warning about an event, which each request would repeat."""
+
+
+def _decode_events(rows: Iterable[tuple[int, str, str, str, bytes]]) -> Iterator[Event]:
+    """Yield the events of rows; one that this version cannot read hides no other."""
+    for row in rows:
+        try:
+            yield decode_event(*row)
+        except EventError as error:
+            level = _UNREADABLE_LIMIT.choose_level(logging.WARNING, *row[:4])
+            log.log(level, "history.db: skipped an event: %s", error)
 
 
 class HistoryReader:
@@ -279,9 +303,7 @@ class HistoryReader:
                 f"AND cluster IN {_AMONG.format('clusters')} ORDER BY cluster, subject",
                 {"kind": kind, "clusters": _encode_json_list(clusters)},
             ).fetchall()
-        return [
-            event for event in (decode_event(*row) for row in rows) if event.body.state != REMOVED
-        ]
+        return [event for event in _decode_events(rows) if event.body.state != REMOVED]
 
     def find_nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
         """Return when the history of these clusters' nodes begins; None if there is none."""
@@ -326,7 +348,7 @@ class HistoryReader:
                 values,
             )
             while len(events) < limit and (rows := cursor.fetchmany(_FETCH_BATCH)):
-                events += filter(is_visible, (decode_event(*row) for row in rows))
+                events += filter(is_visible, _decode_events(rows))
             cursor.close()
         return events[:limit]
 
