@@ -11,7 +11,7 @@ import pytest
 from harness import bank
 from harness.bank import BY, HOUR, rate
 from harness.events import NOON, at
-from harness.imports import imported_run
+from harness.imports import imported, imported_run
 from harness.jobs import record
 from harness.site import Site
 from steward.bank.backfill import backfill_cluster
@@ -48,7 +48,7 @@ def compared(site: Site, *, is_dry: bool = False) -> list[tuple[int, int | None,
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=is_dry,
         now=site.now,
-    )
+    ).differences
     return [(one.job_id, one.charged, one.recomputed) for one in found]
 
 
@@ -164,7 +164,7 @@ def test_a_job_without_a_rate_is_charged_when_there_is_one(site: Site) -> None:
         *(site.settings, site.ledger, None, "c1", NOON - timedelta(hours=1)),
         is_dry=False,
         now=site.now,
-    )
+    ).differences
     assert (found.recomputed, found.done) == (None, False)
     assert "partition new" in found.reason
     with site.ledger.transaction() as t:
@@ -359,6 +359,43 @@ def test_a_job_that_slurmdbd_never_had_is_looked_for_a_day_at_most(
     site.close()
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_charges_made_before_slurmdbd_failed_are_reported(tmp_path: Path, is_empty: bool) -> None:
+    site, _ = make_slurmdbd_site(tmp_path)
+    if is_empty:
+        (tmp_path / "empty").touch()
+    since = (NOON - timedelta(hours=1)).isoformat()
+    with suppress(GateUnavailable):  # no gate runs here: it is notified after the ledger
+        site.ask("bank.backfill", Caller(uid=0, user="root"), cluster="c1", since=since)
+    assert bank.balance(site) == 998 * HOUR
+    args = (site.settings, site.ledger)
+    period = (NOON - timedelta(hours=1), site.now)
+    cause = "slurmdbd lists no job of the period" if is_empty else "sacct"
+    done = reconcile_cluster(*args, None, "c1", period[0], is_dry=False, now=site.now)
+    charged = backfill_cluster(*args, "c1", *period, is_dry=True, now=site.now)
+    for missing in (done.missing_records, charged.missing_records):
+        assert missing.startswith("no records from slurmdbd for 2026-03-01T11:00:00 to ")
+        assert cause in missing
+    site.close()
+
+
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_imported_runs_neither_hide_nor_imitate_a_missing_answer(
+    tmp_path: Path, is_observed: bool
+) -> None:
+    site, _ = make_slurmdbd_site(tmp_path)
+    (tmp_path / "empty").touch()
+    begin = NOON if is_observed else NOON + timedelta(hours=2)
+    seconds = 100 if is_observed else 7300
+    runs = [imported_run(n, seconds, seconds + 50) for n in range(2, 302)]
+    bank.feed(site, [imported(*runs)])
+    done = reconcile_cluster(
+        site.settings, site.ledger, None, "c1", begin, is_dry=True, now=site.now
+    )
+    assert bool(done.missing_records) == is_observed
+    site.close()
+
+
 def _sizes() -> list[dict[str, str]]:
     """Return slurmdbd's rows of a job that was resized twice, and suspended in each size."""
     common = {
@@ -472,7 +509,7 @@ def compare_both(site: Site, row: _Row) -> list[int | None]:
     )
     found += reconcile_cluster(
         site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now
-    )
+    ).differences
     return [one.recomputed for one in found]
 
 

@@ -29,6 +29,7 @@ from steward.bank.rate_validation import (
     parse_time_factors,
     parse_weights,
 )
+from steward.bank.reconciliation import ClusterReconciliation
 from steward.bank.records import ChargeDifference, TimeFactor
 from steward.cli.commands import print_reply
 from steward.cli.output import Style
@@ -321,6 +322,26 @@ def test_a_backfill_fails_if_runs_have_no_rate(
     else:
         assert out.splitlines()[-1] == "Would charge 1 run, 1.00 SU."
         assert out.splitlines()[1].split()[0] == "7"
+
+
+@pytest.mark.usefixtures("bank")
+@pytest.mark.parametrize("words", [(), ("-P",), ("--json",)])
+def test_a_backfill_and_a_reconciliation_without_slurmdbds_records_fail(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "no records from slurmdbd for 2026-01-01T00:00:00 to 2026-02-01T00:00:00 UTC: x"
+    charged = BackfillResult(charges=1, amount=MICRO, missing_records=missing)
+    difference = ChargeDifference(cluster="c1", job_id=7)
+    compared = ClusterReconciliation(differences=[difference], missing_records=missing)
+    monkeypatch.setattr("steward.bank.backfill.backfill_cluster", lambda *_, **__: charged)
+    monkeypatch.setattr("steward.bank.reconciliation.reconcile_cluster", lambda *_, **__: compared)
+    for command, result in (
+        (("backfill", "-S", "2026-01-01"), "1.00"),
+        (("reconcile", "-M", "c1"), "7"),
+    ):
+        code, out, err = run("bank", *command, "--dry-run", *words)
+        assert (code, missing in err) == (1, True)
+        assert missing in out if words == ("--json",) else result in out
 
 
 def test_a_check_fails_if_it_finds_something() -> None:

@@ -5,6 +5,7 @@ from contextlib import closing
 from datetime import UTC
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.events import NOVEMBER
@@ -12,9 +13,11 @@ from harness.sacct import JOBS, ROOT, asked, ids, run
 from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.selection import build_line_filter, parse_window
 from steward.core.sqlite import Connection, open_database, transaction
+from steward.core.timestamps import from_micros
 from steward.jobs.day_sums import add_cluster, track_lines
 from steward.jobs.line_sources import DatabaseSource, sort_into_scratch
 from steward.jobs.lines import drop_lines, put_lines
+from steward.jobs.run_queries import RunQueries
 from steward.jobs.tables import MIGRATIONS
 
 ALL_TIME = "-S 2026-01-01 -E now"
@@ -68,6 +71,20 @@ def test_a_question_searches_an_index_and_sorts_nothing(
     assert [step for step in plan if step.startswith("SCAN")] == []
     assert any(step.startswith("SEARCH line USING PRIMARY KEY (cluster=?") for step in plan)
     assert not [step for step in plan if "TEMP B-TREE" in step]
+
+
+def test_observed_runs_are_counted_in_an_index_alone(connection: Connection) -> None:
+    ended = run(9, end_us=max(line.end_us for line in JOBS) + 1)
+    imported = msgspec.structs.replace(ended, job_id=10, source="slurmdbd")
+    with transaction(connection):
+        put_lines(connection, [ended, imported])
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    period = from_micros(ended.end_us), from_micros(ended.end_us + 1)
+    assert RunQueries("jobs.db", connection).count_observed_runs(*period, "main") == 1
+    connection.set_trace_callback(None)
+    (plan,) = connection.execute(f"EXPLAIN QUERY PLAN {statements[-1]}").fetchall()
+    assert "USING COVERING INDEX line_by_end (end_us>? AND end_us<?)" in plan[3]
 
 
 @pytest.mark.parametrize("steps", ["", "-X "])

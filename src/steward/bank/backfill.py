@@ -12,6 +12,7 @@ import msgspec
 from steward.bank.gate_sync import load_pricing
 from steward.bank.reconciliation import (
     DueCharges,
+    describe_missing_records,
     post_due_charges,
     read_own_charges,
 )
@@ -20,6 +21,7 @@ from steward.core.config import Settings
 from steward.core.principals import BACKFILL
 from steward.jobs import Jobs, database_path
 from steward.slurm.client import Slurm
+from steward.slurm.errors import SlurmError
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
@@ -33,12 +35,14 @@ class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
         amount: Sum of the charges, in micro-SU.
         unpriced: Runs without an applicable rate.
         passed_over: Number of rows of slurmdbd that could not be parsed.
+        missing_records: Period without slurmdbd's records, with the cause; "" if there is none.
     """
 
     charges: int = 0
     amount: int = 0
     unpriced: tuple[ChargeDifference, ...] = ()
     passed_over: int = 0
+    missing_records: str = ""
 
 
 def backfill_cluster(
@@ -54,8 +58,9 @@ def backfill_cluster(
 ) -> BackfillResult:
     """Charge all runs that ended in a period and have no charge yet.
 
-    The runs come from jobs.db, with those imported into it, and from slurmdbd. A repeat charges
-    nothing twice, by the runs' keys; :func:`reconcile_cluster` corrects existing charges.
+    The runs come from jobs.db, with those imported into it, and from slurmdbd, if that answers. A
+    repeat charges nothing twice, by the runs' keys; :func:`reconcile_cluster` corrects existing
+    charges.
 
     Args:
         settings: The whole configuration.
@@ -70,11 +75,10 @@ def backfill_cluster(
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
         SqliteUnavailable: jobs.db does not exist yet.
-        SlurmError: slurmdbd does not answer.
     """
     until = min(until, now)
     jobs = Jobs(database_path(settings.state_dir))
-    passed_over = 0
+    passed_over, missing_records = 0, ""
     try:
         due_charges = DueCharges(
             *(cluster, jobs, load_pricing(settings, ledger, cluster)),
@@ -90,25 +94,27 @@ def backfill_cluster(
             is_dry=is_dry,
             only_new=True,
         )
-        cluster_settings = settings.cluster.get(cluster)
-        slurm = (
-            Slurm(cluster, cluster_settings)
-            if cluster_settings and cluster_settings.asks_slurm and not cluster_settings.remote
-            else None
-        )
-        history = slurm.history() if slurm else None
-        if slurm is not None and history is not None:
-            slurmdbd_charges = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
-            differences += post_due_charges(
-                ledger,
-                cluster,
-                slurmdbd_charges,
-                why=BACKFILL.name,
-                author=author,
-                is_dry=is_dry,
-                only_new=True,
+        try:
+            cluster_settings = settings.cluster.get(cluster)
+            slurm = (
+                Slurm(cluster, cluster_settings)
+                if cluster_settings and cluster_settings.asks_slurm and not cluster_settings.remote
+                else None
             )
-            passed_over = history.passed_over
+            history = slurm.history() if slurm else None
+            if slurm is not None and history is not None:
+                differences += post_due_charges(
+                    ledger,
+                    cluster,
+                    due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver),
+                    why=BACKFILL.name,
+                    author=author,
+                    is_dry=is_dry,
+                    only_new=True,
+                )
+                passed_over = history.passed_over
+        except SlurmError as error:
+            missing_records = describe_missing_records(since, until, error)
     finally:
         jobs.close()
     priced = [difference for difference in differences if difference.recomputed is not None]
@@ -119,4 +125,5 @@ def backfill_cluster(
         ),
         unpriced=tuple(difference for difference in differences if difference.recomputed is None),
         passed_over=passed_over,
+        missing_records=missing_records,
     )

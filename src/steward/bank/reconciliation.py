@@ -163,12 +163,11 @@ class DueCharges:
         yield from self._iter_from_rows(rows)
 
     def _check_empty_answer(self, since: datetime, until: datetime) -> None:
-        """Reject an empty answer of slurmdbd if runs ended in the period.
+        """Reject an empty answer of slurmdbd if Steward observed runs that ended in the period.
 
         If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
         """
-        lines = self._jobs.list_ended_runs(since, until, self._cluster, limit=_CHUNK)
-        if any(not line.source for line in lines):
+        if self._jobs.count_observed_runs(since, until, self._cluster):
             # Without times: a caller recognizes the same message in later periods.
             raise NoJobsListed(
                 f"cluster {self._cluster}: slurmdbd lists no job of the period, but runs ended "
@@ -349,6 +348,18 @@ _HOURLY_INTERVAL: Final = timedelta(hours=1)
 """Interval of comparisons of the last ``HOURLY_PERIOD``."""
 
 
+class ClusterReconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """Reconciliation of a cluster on request.
+
+    Attributes:
+        differences: Runs whose charge differs from the amount due.
+        missing_records: Period without slurmdbd's records, with the cause; "" if there is none.
+    """
+
+    differences: list[ChargeDifference]
+    missing_records: str = ""
+
+
 class ComparisonResult(msgspec.Struct, frozen=True):
     """Result of a regular comparison.
 
@@ -373,8 +384,10 @@ def reconcile_cluster(
     is_dry: bool,
     now: datetime,
     author: str = RECONCILIATION.name,
-) -> list[ChargeDifference]:
+) -> ClusterReconciliation:
     """Compare a cluster's charges with Slurm's records, and correct them.
+
+    Without slurmdbd's records, jobs.db decides alone.
 
     Args:
         settings: The whole configuration.
@@ -390,21 +403,32 @@ def reconcile_cluster(
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
         SqliteUnavailable: jobs.db does not exist yet.
-        SlurmError: slurmdbd does not answer.
     """
     with ledger.reading() as t:
         began = from_micros(int(t.read_mark("began") or 0))
     start = max(since, began)
     pricing = load_pricing(settings, ledger, cluster)
+    missing_records = ""
     with _open_jobs(settings) as jobs:
         place = (jobs, cluster, pricing, (start, now))
         differences = compare_with_jobs(ledger, *place, is_dry=is_dry, author=author)
-        differences += compare_with_slurmdbd(settings, ledger, *place, is_dry=is_dry, author=author)
+        try:
+            differences += compare_with_slurmdbd(
+                settings, ledger, *place, is_dry=is_dry, author=author
+            )
+        except SlurmError as error:
+            missing_records = describe_missing_records(start, now, error)
     if link is not None and not is_dry and differences:
         with ledger.reading() as t:
             books = t.export_books(after_seq=link.get_status().position)
         link.send_books(books)
-    return differences
+    return ClusterReconciliation(differences=differences, missing_records=missing_records)
+
+
+def describe_missing_records(since: datetime, until: datetime, error: SlurmError) -> str:
+    """Describe a period without slurmdbd's records, and the cause."""
+    start, end = (f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S}" for time in (since, until))
+    return f"no records from slurmdbd for {start} to {end} UTC: {error}"
 
 
 def compare_with_jobs(

@@ -282,7 +282,7 @@ TABLE: Final = f"""
         {", ".join(map(_declare_column, USAGE_LINE_FIELDS))},
         PRIMARY KEY ({", ".join(_KEY)})
     ) WITHOUT ROWID;
-    CREATE INDEX line_by_end ON line (end_us, start_us, eligible_us) WHERE step = '';
+    CREATE INDEX line_by_end ON line (end_us, start_us, eligible_us, source) WHERE step = '';
     CREATE INDEX line_by_uid ON line (uid, end_us) WHERE step = '';
     CREATE INDEX line_by_user ON line (user, end_us) WHERE step = '';
     CREATE INDEX line_by_account ON line (account, end_us) WHERE step = '';

@@ -196,6 +196,24 @@ class RunQueries:
             },
         )
 
+    def count_observed_runs(self, since: datetime, until: datetime, cluster: str) -> int:
+        """Count the runs, not those of imports alone, that started and that ended in a period.
+
+        Args:
+            since: Earliest end time.
+            until: Ended before this time.
+            cluster: Cluster name.
+        """
+        # The index covers all columns: there may be millions of imported runs.
+        with translate_errors(self._path):
+            (count,) = self._connection.execute(
+                "SELECT count(*) FROM line INDEXED BY line_by_end WHERE step = '' "
+                "AND piece_us = 0 AND start_us > 0 AND end_us >= :since AND end_us < :until "
+                "AND source IS NULL AND cluster = :cluster",
+                {**_bind_window(since, until), "cluster": cluster},
+            ).fetchone()
+        return int(count)
+
     def list_run_events(self, cluster: str, job_ids: Iterable[int]) -> list[RunEvent]:
         """Return the ended runs, and pieces of runs, under some raw ids, as run.end publishes them.
 

@@ -101,13 +101,24 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
         since: Start of the period in which the runs ended.
         until: End of the period.
         dry_run: Whether nothing was changed.
+        missing_records: Periods without slurmdbd's records, with the cause.
     """
 
     differences: tuple[ChargeDifference, ...]
     since: datetime
     until: datetime
     dry_run: bool = False
+    missing_records: tuple[str, ...] = ()
     layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
+
+    @property
+    def exit_code(self) -> int:
+        """1 if slurmdbd's records are missing."""
+        return 1 if self.missing_records else 0
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the periods without slurmdbd's records."""
+        return self.missing_records
 
     @property
     def period(self) -> tuple[datetime, datetime]:
@@ -117,7 +128,8 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """Reason why there are no rows."""
-        return "No differences: every charge is right."
+        source = " by jobs.db" if self.missing_records else ""
+        return f"No differences: every charge is right{source}."
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
@@ -139,6 +151,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
         skipped: Number of rows of slurmdbd that could not be parsed.
         unpriced: Runs without an applicable rate.
         dry_run: Whether nothing was charged.
+        missing_records: Period without slurmdbd's records, with the cause; "" if there is none.
     """
 
     charges: int
@@ -146,6 +159,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     skipped: int = 0
     unpriced: tuple[ChargeDifference, ...] = ()
     dry_run: bool = False
+    missing_records: str = ""
     layout: ClassVar[Layout] = (
         Column("Charges", "charges"),
         Column("Amount", "amount", "money"),
@@ -161,8 +175,8 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 if runs were not charged because no rate applies."""
-        return 1 if self.unpriced else 0
+        """1 if slurmdbd's records are missing, or no rate applies to a run."""
+        return 1 if self.unpriced or self.missing_records else 0
 
     def list_lines(self) -> Iterable[str]:
         """Return the number of charges and their sum."""
@@ -171,7 +185,9 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
         return (f"{verb} {runs}, {self.format_with_unit(self.amount)}.",)
 
     def list_warnings(self) -> Iterable[str]:
-        """Return the numbers of rows that were not parsed, and of runs without a rate."""
+        """Return missing records, and the numbers of rows not parsed and of runs without a rate."""
+        if self.missing_records:
+            yield self.missing_records
         if self.skipped:
             rows = format_count(self.skipped, "row")
             yield f"cannot parse {rows} of slurmdbd: those runs are not charged"
@@ -316,14 +332,15 @@ def reconcile_clusters(
     clusters = (
         [context.resolve_cluster(request.cluster)] if request.cluster else list(context.clusters)
     )
-    lines: list[ChargeDifference] = []
+    differences: list[ChargeDifference] = []
+    missing_records: list[str] = []
     now = context.now()
     starts = []
     for cluster in clusters:
         zone = request.zone or context.get_time_zone(cluster)
         since = context.parse_moment(request.since, zone) or now - HOURLY_PERIOD
         starts.append(since)
-        lines += reconcile_cluster(
+        result = reconcile_cluster(
             context.settings,
             context.ledger,
             context.gate,
@@ -333,11 +350,14 @@ def reconcile_clusters(
             now=now,
             author=caller.signature,
         )
+        differences += result.differences
+        missing_records += filter(None, [result.missing_records])
     return ReconcileReply(
-        differences=tuple(lines),
+        differences=tuple(differences),
         since=min(starts, default=now),
         until=now,
         dry_run=request.dry_run,
+        missing_records=tuple(missing_records),
         **context.make_heading(),
     )
 
@@ -389,6 +409,7 @@ def backfill_charges(
         skipped=result.passed_over,
         unpriced=result.unpriced,
         dry_run=request.dry_run,
+        missing_records=result.missing_records,
         **context.make_heading(),
     )
 
