@@ -187,7 +187,7 @@ class Import:
             self._append,
             get_positions_path(self.settings.state_dir),
             lambda *_: None,
-            count_known=lambda *_: 0,
+            count_observed=lambda *_: 0,
         )
         self.rows = result.jobs + result.steps
         return time.process_time() - began - sacct.seconds

@@ -200,6 +200,18 @@ def test_an_import_without_an_answer_fails(
     assert "slurmdbd lists no job of cluster box" in unknown.stderr
 
 
+def test_an_import_of_a_period_without_jobs_succeeds(
+    booked_sandbox: Sandbox, home: Path, jobs: dict[str, int]
+) -> None:
+    assert jobs, "jobs of other days show that slurmdbd answers"
+    daemon = Daemon(booked_sandbox, home / "idle")
+    daemon.state.mkdir(mode=0o700)
+    words = ("accounting", "import", "--from", "sacct", "-M", "box", "-S", "now-3days")
+    idle = daemon.ask(*words, "-E", "now-2days", check=False)
+    assert (idle.returncode, idle.stderr) == (0, "")
+    assert idle.stdout.startswith("Imported 0 runs of jobs and 0 steps.")
+
+
 def test_a_script_without_an_answer_is_not_scriptless(
     booked_sandbox: Sandbox, jobs: dict[str, int]
 ) -> None:

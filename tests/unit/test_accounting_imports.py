@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,12 +16,14 @@ from steward.accounting.errors import AccountingError
 from steward.accounting.imports import (
     ImportEventMaker,
     ImportPosition,
+    ImportResult,
     import_days,
     import_sacct_file,
     is_sacct_file,
     load_position,
     save_position,
 )
+from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.imported import unpack_event
 from steward.core.records import JobRecord
@@ -136,7 +139,7 @@ class Taken(list[Event]):
         super().extend(part for event in events for part in unpack_event(event))
 
 
-def take(books: Asked, places: Path, days: int, events: list[Event], known: int = 0) -> Any:
+def take(books: Asked, places: Path, days: int, events: list[Event], observed: int = 0) -> Any:
     return import_days(
         books,
         "c1",
@@ -147,13 +150,13 @@ def take(books: Asked, places: Path, days: int, events: list[Event], known: int 
         events.extend,
         str(places),
         lambda *_: None,
-        count_known=lambda _since, _until: known,
+        count_observed=lambda _since, _until: observed,
     )
 
 
 def test_a_day_without_rows_of_known_jobs_fails_the_import(tmp_path: Path) -> None:
     events = Taken()
-    taken = take(Asked([row(1)]), tmp_path / "places", 3, events, known=2)
+    taken = take(Asked([row(1)]), tmp_path / "places", 3, events, observed=2)
     assert (taken.jobs, taken.unanswered, taken.exit_code) == (1, 4, 1)
     assert any("Problem getting jobs" in warning for warning in taken.list_warnings())
     taken = take(Asked([row(1)]), tmp_path / "places", 3, events)
@@ -198,6 +201,52 @@ def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
     books.asked.clear()
     take(books, tmp_path / "places", 4, events)
     assert books.asked[0] == DAY
+
+
+def test_an_interruption_forgets_no_result(tmp_path: Path) -> None:
+    rows = [
+        *(row(1), row(1, step="batch"), row(2, jobid="x", jobidraw="")),
+        *(row(3, at="2026-11-23T10:00:00"), row(4, state="RUNNING", at="2026-11-23T10:00:00")),
+    ]
+    books = Asked(rows)
+    events = Taken()
+    for day in (2, 3):
+        books.fails_at = DAY + timedelta(days=day)
+        with pytest.raises(SlurmError):
+            take(books, tmp_path / "places", 5, events, observed=2)
+    books.fails_at = None
+    resumed = take(books, tmp_path / "places", 5, events, observed=2)
+    at_once = take(Asked(rows), tmp_path / "others", 5, Taken(), observed=2)
+    assert (at_once.jobs, at_once.steps, at_once.unfinished) == (2, 1, 1)
+    assert (at_once.passed_over, at_once.unanswered) == (1, 6)
+    assert resumed == msgspec.structs.replace(at_once, went_on="2026-11-22")
+
+
+def test_an_interruption_forgets_no_result_of_a_file(tmp_path: Path) -> None:
+    path, places = tmp_path / "sacct.txt", str(tmp_path / "places")
+    job = f"70000|COMPLETED|0:0|{TIMES}|n|4|||"
+    lines = [HEAD, "broken|row", f"x||{job}", *(f"{n}|{n}|{job}" for n in range(1, 2500))]
+    lines[1500:1500] = ["broken|row"]
+    path.write_text("\n".join(lines))
+    maker = ImportEventMaker("c1", redact)
+
+    def take_file(append: Append) -> ImportResult:
+        return import_sacct_file(
+            *(str(path), "c1", maker, NameResolver(), append, places, lambda *_: None)
+        )
+
+    appended: list[Event] = []
+
+    def fail_third(events: Sequence[Event]) -> None:
+        if len(appended) == 2:
+            raise SlurmError("the journal is gone")
+        appended.extend(events)
+
+    with pytest.raises(SlurmError):
+        take_file(fail_third)
+    resumed = take_file(appended.extend)
+    assert (resumed.jobs, resumed.passed_over, bool(resumed.went_on)) == (2499, 3, True)
+    assert sum(event.body.runs for event in appended) == 2499
 
 
 def test_runs_of_a_requeued_job_are_counted(tmp_path: Path) -> None:
@@ -263,6 +312,25 @@ class Sacct(CommandRunner):
         separator = arguments[arguments.index("--delimiter") + 1]
         assert arguments[-2:] == ("-o", "JobIDRaw,JobName,DBIndex")
         file.write("".join(f"{separator.join(parts)}\n" for parts in self.rows).encode())
+
+
+def test_a_period_without_jobs_is_told_from_a_failed_query() -> None:
+    asked = []
+
+    class Idle(Sacct):
+        def run_into(self, file: BinaryIO, program: str, *arguments: str, **options: Any) -> None:
+            times = [arguments[arguments.index(option) + 1] for option in ("-S", "-E")]
+            asked.append(times)
+            if times[0] <= "2026-11-14":
+                super().run_into(file, program, *arguments, **options)
+
+    day = DAY, DAY + timedelta(days=1)
+    assert SacctHistory(Idle([("7", "x", "9")]), "c1").has_jobs_near(*day)
+    assert asked[0] == ["2026-11-19T00:00:00", "2026-11-22T00:00:00"]
+    assert len(asked) == 4
+    asked.clear()
+    assert not SacctHistory(Idle([]), "c1").has_jobs_near(*day)
+    assert len(asked) == 11
 
 
 @given(st.lists(st.text(max_size=20), max_size=20))
@@ -337,11 +405,11 @@ def test_sizes() -> None:
 
 def test_places_are_kept_apart(tmp_path: Path) -> None:
     path = str(tmp_path / "imports.json")
-    assert load_position(path, "a") == ""
+    assert load_position(path, "a").done == ""
     save_position(path, ImportPosition(name="a", done="1"))
     save_position(path, ImportPosition(name="b", done="2"))
     save_position(path, ImportPosition(name="a", done="3"))
-    assert (load_position(path, "a"), load_position(path, "b")) == ("3", "2")
+    assert (load_position(path, "a").done, load_position(path, "b").done) == ("3", "2")
     assert (tmp_path / "imports.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -360,5 +428,5 @@ def test_root_saves_a_place_for_stewards_user_and_follows_no_link_of_theirs(tmp_
     (state / "imports.json").unlink()
     save_position(path, ImportPosition(name="a", done="1"))
     assert victim.read_text() == "precious"
-    assert load_position(path, "a") == "1"
+    assert load_position(path, "a").done == "1"
     assert (os.stat(path).st_uid, os.stat(path).st_gid) == (4001, 4002)

@@ -37,6 +37,42 @@ from steward.slurm.users import NameResolver
 _MAX_POSITIONS: Final = 64
 
 
+class ImportResult(Answer, frozen=True, kw_only=True):
+    """Result of an import.
+
+    Attributes:
+        jobs: Number of runs imported, before an interruption too.
+        steps: Number of steps imported.
+        passed_over: Number of malformed or incomplete rows.
+        unfinished: Number of jobs that have not ended; their own cluster reports them.
+        unanswered: Number of observed runs that ended on days of which slurmdbd lists no job.
+        went_on: Position from which an interrupted import continued, a day or bytes; "" if none.
+    """
+
+    jobs: int = 0
+    steps: int = 0
+    passed_over: int = 0
+    unfinished: int = 0
+    unanswered: int = 0
+    went_on: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if the import is incomplete."""
+        return 1 if self.unanswered or self.passed_over else 0
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return that slurmdbd did not list observed runs, and that rows were skipped."""
+        if self.unanswered:
+            yield (
+                f"slurmdbd did not list {format_count(self.unanswered, 'run')} that ended: either "
+                "it purged them, or its query of the database failed. If slurmdbd's log shows "
+                "'Problem getting jobs', repeat the import"
+            )
+        if self.passed_over:
+            yield f"cannot parse {format_count(self.passed_over, 'row')}: no complete import"
+
+
 class ImportPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Position of an import, interrupted or finished.
 
@@ -44,10 +80,12 @@ class ImportPosition(msgspec.Struct, frozen=True, kw_only=True):
         name: What is imported, and from which time on.
         done: Position: for slurmdbd the day, ``2026-11-20``; for a file its bytes or lines; ""
             when finished.
+        result: Result of the part before that position, for slurmdbd of the days before that day.
     """
 
     name: str
-    done: str
+    done: str = ""
+    result: ImportResult = ImportResult()
 
 
 def get_positions_path(state_dir: str) -> str:
@@ -55,13 +93,14 @@ def get_positions_path(state_dir: str) -> str:
     return f"{state_dir}/imports.json"
 
 
-def load_position(path: str, name: str) -> str:
-    """Return the position of an import; "" if it has not begun.
+def load_position(path: str, name: str) -> ImportPosition:
+    """Return the position of an import, with ``done`` "" if it has not begun.
 
     Raises:
         AccountingError: The file cannot be read.
     """
-    return next((position.done for position in _load_positions(path) if position.name == name), "")
+    saved = (position for position in _load_positions(path) if position.name == name)
+    return next(saved, ImportPosition(name=name))
 
 
 def save_position(path: str, position: ImportPosition) -> None:
@@ -215,42 +254,6 @@ ImportProgress = Callable[[int, int | None, str], None]
 """Progress callback: amount done, total (None if unknown), and unit."""
 
 
-class ImportResult(Answer, frozen=True, kw_only=True):
-    """Result of an import.
-
-    Attributes:
-        jobs: Number of runs imported, now or before.
-        steps: Number of steps imported.
-        passed_over: Number of malformed or incomplete rows.
-        unfinished: Number of jobs that have not ended; their own cluster reports them.
-        unanswered: Number of jobs in jobs.db that ran on days of which slurmdbd lists no job.
-        went_on: Position from which an interrupted import continued, a day or bytes; "" if none.
-    """
-
-    jobs: int = 0
-    steps: int = 0
-    passed_over: int = 0
-    unfinished: int = 0
-    unanswered: int = 0
-    went_on: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code 1 if the import is incomplete."""
-        return 1 if self.unanswered or self.passed_over else 0
-
-    def list_warnings(self) -> Iterable[str]:
-        """Return that slurmdbd did not list known jobs, and that rows were skipped."""
-        if self.unanswered:
-            yield (
-                f"slurmdbd did not list {format_count(self.unanswered, 'job')} that ran: either "
-                "it purged them, or its query of the database failed. If slurmdbd's log shows "
-                "'Problem getting jobs', repeat the import"
-            )
-        if self.passed_over:
-            yield f"cannot parse {format_count(self.passed_over, 'row')}: no complete import"
-
-
 class RowSource(Protocol):
     """Source of accounting rows by period, such as ``steward.slurm.sacct.SacctHistory``."""
 
@@ -265,7 +268,12 @@ class _ImportState:
     """State of an import: the current run, and events not appended yet."""
 
     def __init__(
-        self, maker: ImportEventMaker, resolver: NameResolver, append: Append, zone: tzinfo
+        self,
+        maker: ImportEventMaker,
+        resolver: NameResolver,
+        append: Append,
+        zone: tzinfo,
+        result: ImportResult = ImportResult(),  # noqa: B008 -- it is frozen
     ) -> None:
         self._maker = maker
         self._resolver = resolver
@@ -277,11 +285,11 @@ class _ImportState:
         self._length = 0
         self._run_length = 0
         self._is_continued = False
-        self.jobs = 0
-        self.steps = 0
-        self.passed_over = 0
-        self.unfinished = 0
-        self.unanswered = 0
+        self.jobs = result.jobs
+        self.steps = result.steps
+        self.passed_over = result.passed_over
+        self.unfinished = result.unfinished
+        self.unanswered = result.unanswered
 
     def process_row(self, row: SacctRow, cluster: str) -> None:
         """Process a row; a step's row follows its job's."""
@@ -364,8 +372,8 @@ class _ImportState:
         self._length = 0
         self._is_continued = False
 
-    def make_result(self, went_on: str) -> ImportResult:
-        """Return the result of the import."""
+    def make_result(self, went_on: str = "") -> ImportResult:
+        """Return the result so far."""
         counts = msgspec.convert(self, ImportResult, from_attributes=True)
         return msgspec.structs.replace(counts, went_on=went_on)
 
@@ -381,7 +389,7 @@ def import_days(
     positions_path: str,
     report: ImportProgress,
     *,
-    count_known: Callable[[datetime, datetime], int],
+    count_observed: Callable[[datetime, datetime], int],
 ) -> ImportResult:
     """Import slurmdbd's history of a period, one query per day.
 
@@ -395,7 +403,7 @@ def import_days(
         append: Appends events to the journal.
         positions_path: Path of the file with positions of imports.
         report: Progress callback, in days.
-        count_known: Counts the jobs in jobs.db that ran in a period.
+        count_observed: Counts the observed runs in jobs.db that ended in a period.
 
     Raises:
         SlurmError: slurmdbd does not answer.
@@ -404,29 +412,30 @@ def import_days(
     name = f"slurmdbd {cluster} {since.isoformat()}"
     saved = load_position(positions_path, name)
     # Repeat the last day: a job requeued at its end continues on the next day.
-    period_start = max(since, _get_midnight(date.fromisoformat(saved))) if saved else since
-    state = _ImportState(maker, resolver, append, UTC)
+    done = saved.done
+    period_start = max(since, _get_midnight(date.fromisoformat(done))) if done else since
+    state = _ImportState(maker, resolver, append, UTC, saved.result)
     total = max(1, -(-(until - since) // _DAY))
     while period_start < until:
         period_end = min(until, _get_midnight(period_start.date() + _DAY))
         has_rows = False
+        before, malformed_before = state.make_result(), source.passed_over
         for row in source.rows(period_start, period_end):
             has_rows = True
             state.process_row(row, cluster)
         state.flush()
+        state.passed_over += source.passed_over - malformed_before
         if not has_rows:
             # If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
-            state.unanswered += count_known(period_start, period_end)
+            state.unanswered += count_observed(period_start, period_end)
         if period_end < until:
-            save_position(
-                positions_path, ImportPosition(name=name, done=period_start.date().isoformat())
-            )
+            day = period_start.date().isoformat()
+            save_position(positions_path, ImportPosition(name=name, done=day, result=before))
         report(min(total, (period_end - since) // _DAY), total, f"days, {state.jobs} jobs")
         period_start = period_end
     # Finished: a repeated import starts anew, which is harmless.
-    save_position(positions_path, ImportPosition(name=name, done=""))
-    state.passed_over += source.passed_over
-    return state.make_result(saved)
+    save_position(positions_path, ImportPosition(name=name))
+    return state.make_result(done)
 
 
 def import_sacct_file(
@@ -461,32 +470,37 @@ def import_sacct_file(
         SlurmError: The file is not output of sacct.
         Unavailable: The journal or the positions cannot be written now.
     """
-    state = _ImportState(maker, resolver, append, zone)
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             name = f"file {cluster} {path} {status.st_size} {status.st_mtime_ns}"
             saved = load_position(positions_path, name)
+            done = int(saved.done or 0)
+            state = _ImportState(maker, resolver, append, zone, saved.result)
             is_wanted = False
             previous = 0
             for row, position in read_sacct_file(file, delimiter):
                 if row is None:
-                    state.passed_over += 1
+                    state.passed_over += position > done
+                    previous = position
                     continue
                 is_job = "." not in (row.get("jobid") or row.get("jobidraw", ""))
                 if is_job:
                     if state.flush_full():
-                        save_position(positions_path, ImportPosition(name=name, done=str(previous)))
+                        so_far = ImportPosition(
+                            name=name, done=str(previous), result=state.make_result()
+                        )
+                        save_position(positions_path, so_far)
                     report(position, status.st_size, "bytes")
-                    is_wanted = position > int(saved or 0) and _is_within(row, zone, window)
+                    is_wanted = position > done and _is_within(row, zone, window)
                 if is_wanted:
                     state.process_row(row, cluster)
                 previous = position
             state.flush()
-            save_position(positions_path, ImportPosition(name=name, done=""))
+            save_position(positions_path, ImportPosition(name=name))
     except OSError as error:
         raise AccountingError(f"cannot read {path}: {error.strerror}", path) from error
-    return state.make_result(saved)
+    return state.make_result(saved.done)
 
 
 def import_job_log(

@@ -151,7 +151,7 @@ def import_history(
     Raises:
         UsageError: There is no such cluster, or it has no slurmdbd.
         SlurmError: slurmdbd does not answer.
-        NotFound: slurmdbd lists no job in the period.
+        NotFound: slurmdbd lists no job in the period, nor for years around it.
         Unavailable: Nothing can be written.
     """
     _check_cluster(settings, cluster)
@@ -162,16 +162,22 @@ def import_history(
     maker = ImportEventMaker(cluster, make_redactor(settings).redact_record)
     positions_path = get_positions_path(settings.state_dir)
 
-    def count_known(day: datetime, day_end: datetime) -> int:
-        return sum(1 for _ in _iterate_known_jobs(settings, cluster, day, day_end))
+    def count_observed(day: datetime, day_end: datetime) -> int:
+        try:
+            jobs = Jobs(database_path(settings.state_dir))
+        except SqliteMissing:
+            return 0
+        with closing(jobs):
+            return jobs.count_observed_runs(day, day_end, cluster)
 
     with _open_journal(settings) as append:
         result = import_days(
             *(history, cluster, since, until, maker, slurm.resolver, append, positions_path),
             report,
-            count_known=count_known,
+            count_observed=count_observed,
         )
-    if result == ImportResult():
+    is_empty = msgspec.structs.replace(result, went_on="") == ImportResult()
+    if is_empty and not history.has_jobs_near(since, until):
         raise _make_no_jobs(cluster, since, until)
     return result
 

@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, BinaryIO, Final
 
@@ -340,6 +340,8 @@ REQUIRED_COLUMNS: Final = ("jobid", "submit", "end", "state")
 """Columns without which a file cannot be imported."""
 
 _TIMEOUT_S: Final = 1800.0
+_LONGEST_MARGIN: Final = timedelta(days=1024)
+"""Longest time before and after a period in which to look for any job; doubled from a day."""
 _CHUNK: Final = 1 << 20
 _LONGEST_ROW: Final = 4 << 20
 _WORD: Final = re.compile(r"[A-Za-z]{1,40}")
@@ -393,6 +395,22 @@ class SacctHistory:
                     self.passed_over += 1
                 else:
                     yield dict(zip(names, parts, strict=True))
+
+    def has_jobs_near(self, since: datetime, until: datetime) -> bool:
+        """Return True if slurmdbd lists any job of a period, or of about three years around it.
+
+        If slurmdbd's query of its database fails, sacct lists nothing and exits with 0.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or refuses.
+        """
+        margin = timedelta(days=1)
+        while margin <= _LONGEST_MARGIN:
+            start = max(_EPOCH, since - margin)
+            if any(True for _ in self.rows(start, until + margin, steps=False)):
+                return True
+            margin *= 2
+        return False
 
     def _list_fields(self) -> list[str]:
         """Return those :data:`FIELDS` that this version of sacct lists; cached."""
