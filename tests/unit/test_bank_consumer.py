@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.bank import BY, HOUR, balance, begin, feed, found_bank
+from harness.bank import BY, HOUR, balance, begin, feed, found_bank, rate
 from harness.bank import life as life_of
 from harness.events import NOON, at
 from harness.gate import OPEN_GATE
@@ -27,6 +27,7 @@ from steward.bank.ledger import Account, RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, JobRequest, ModeRule
 from steward.bank.settings import BankSettings
+from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
     HOLD_PLACED,
@@ -40,6 +41,7 @@ from steward.core.events import (
 )
 from steward.core.poll_status import COST_FACTOR
 from steward.core.waits import Stop
+from steward.jobs import JobsConsumer
 from steward.slurm.client import Slurm
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 from steward.slurm.state_files import StateFiles
@@ -209,6 +211,47 @@ def test_an_import_without_the_restart_count_charges_no_run_again(bank: Bank) ->
     assert balance(bank) == spent
     bank.happen([imported(imported_run(1, 2000, 5600, start=at(2000), **fields))])
     assert balance(bank) == spent - 2 * HOUR
+
+
+@pytest.mark.parametrize("source", ["one event", "two events", "observed first"])
+def test_each_imported_run_of_a_requeued_job_has_the_rate_of_its_first_submission(
+    bank: Bank, source: str
+) -> None:
+    with bank.ledger.transaction() as t:
+        t.rates.add(msgspec.structs.replace(rate("debug", 10 * HOUR), valid_from=at(1000)), BY)
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "qos": "normal"}
+    first = imported_run(1, 0, 601, start=at(1), state="REQUEUED", **fields)
+    second = imported_run(1, 1200, 4801, start=at(1201), restarts=1, **fields)
+    other = imported_run(1, 6000, 9601, start=at(6001), **fields)  # the id was used again
+    if source == "one event":
+        bank.happen([imported(first, second)])
+    elif source == "two events":
+        bank.happen([imported(first)])
+        bank.happen([imported(second)])
+    else:
+        shown = {name: getattr(first.body.record, name) for name in ("nodelist", "tres_allocated")}
+        bank.happen([record(1, 0, "REQUEUED", seen=601, start=at(1), end=601, **fields, **shown)])
+        bank.happen([imported(second)])
+    bank.happen([imported(other)])
+    with bank.ledger.reading() as t:
+        charges = [row.charge for row in t.charges.list_of_job("c1", 1)]
+    assert sorted((charge.first_submit, charge.restarts, charge.amount) for charge in charges) == [
+        (at(0), 0, 2 * HOUR // 6),
+        (at(0), 1, 2 * HOUR),
+        (at(6000), 0, 20 * HOUR),
+    ]
+
+
+def test_an_imported_later_run_waits_until_jobs_db_has_the_first(bank: Bank) -> None:
+    fields: dict[str, Any] = {"account": "physics", "partition": "debug", "qos": "normal"}
+    second = imported_run(1, 1200, 4801, start=at(1201), restarts=1, **fields)
+    feed(bank, [])
+    position = bank.consumer(JobsConsumer).cursor()
+    early = msgspec.structs.replace(imported(second), id=position + 2)
+    with pytest.raises(Unavailable, match=rf"jobs.db .* {position + 2}"):
+        bank.take([early])
+    bank.take([msgspec.structs.replace(early, id=position + 1)])
+    assert balance(bank) == 98 * HOUR
 
 
 def as_running(running: Event) -> dict[str, Any]:

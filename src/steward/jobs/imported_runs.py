@@ -5,7 +5,7 @@ from jobs.imported: :func:`read_import` unpacks it, :func:`make_run_events` make
 run.end of it, as the jobs consumer does for observed runs; :func:`read_run_events` does both.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -15,15 +15,20 @@ from steward.core.consumers import Rejected
 from steward.core.events import Event, EventError, JobFacts
 from steward.core.imported import unpack_event
 from steward.core.records import JobRecord, UsageLine
-from steward.core.sqlite import SqliteMissing, open_reader, translate_errors
+from steward.core.sqlite import (
+    SqliteMissing,
+    SqliteUnavailable,
+    open_reader,
+    translate_errors,
+)
 from steward.core.timestamps import to_micros_or_zero
-from steward.jobs.event_intake import add_event
+from steward.jobs.event_intake import add_event, make_run_key
 from steward.jobs.identity import PROMPT_US, resolve_jobs
 from steward.jobs.retention import get_leader_id
 from steward.jobs.run_events import RunEventMaker
 from steward.jobs.run_merge import PRIVATE_TEXT, remove_private_text
 from steward.jobs.run_views import build_run_views
-from steward.jobs.tables import JobIdGroup, database_path
+from steward.jobs.tables import JobIdGroup, database_path, load_groups
 
 _STEP_TEXT: Final = {
     field: text for field, text in PRIVATE_TEXT.items() if field in UsageLine.__struct_fields__
@@ -54,11 +59,33 @@ def read_import(event: Event, state_dir: str) -> list[Event]:
 def read_run_events(event: Event, state_dir: str) -> Iterator[Event]:
     """Yield run.start and run.end of the runs that a jobs.imported event brings.
 
-    The run of a continued event is none: the event before brought it. Raises as
-    :func:`read_import`.
+    The run of a continued event is none: the event before brought it. The first runs of jobs
+    come from jobs.db, if another event brought them. Raises as :func:`read_import`.
     """
     if not event.body.is_continued:
-        yield from make_run_events(read_import(event, state_dir))
+        parts = read_import(event, state_dir)
+        yield from make_run_events(parts, _load_known_runs(event, parts, state_dir))
+
+
+def _load_known_runs(event: Event, parts: Sequence[Event], state_dir: str) -> dict[int, JobIdGroup]:
+    """Load what jobs.db has about the jobs whose later runs a jobs.imported event brings."""
+    records = (part.body.record for part in parts if isinstance(part.body, JobFacts))
+    job_ids = {record.job_id for record in records if record.restarts}
+    path = database_path(state_dir)
+    try:
+        connection = open_reader(path, migrated=True) if job_ids else None
+    except SqliteMissing:
+        connection = None
+    if connection is None:
+        return {}
+    with closing(connection), translate_errors(path):
+        (position,) = connection.execute("SELECT position FROM cursor").fetchone()
+        if position < event.id - 1:
+            raise SqliteUnavailable(
+                f"cannot read earlier runs of imported jobs: {path} has applied the journal up to "
+                f"event {position}, not up to event {event.id}. The consumer retries"
+            )
+        return load_groups(connection, event.cluster, job_ids)
 
 
 def _find_purged(
@@ -109,11 +136,14 @@ def _blank_text(part: Event, purged: set[tuple[int, int]]) -> Event:
     return msgspec.structs.replace(part, body=changed)
 
 
-def make_run_events(parts: Iterable[Event]) -> Iterator[Event]:
+def make_run_events(
+    parts: Iterable[Event], known: Mapping[int, JobIdGroup] | None = None
+) -> Iterator[Event]:
     """Yield run.start and run.end of the runs in an unpacked jobs.imported event.
 
     Args:
         parts: Its events; those of steps are ignored.
+        known: Other runs and the scripts of its job ids, by job id.
     """
     groups: dict[int, JobIdGroup] = {}
     makers: dict[int, RunEventMaker] = {}
@@ -121,11 +151,18 @@ def make_run_events(parts: Iterable[Event]) -> Iterator[Event]:
         if isinstance(part.body, JobFacts):
             job_id = part.body.record.job_id
             if job_id not in groups:
-                groups[job_id] = JobIdGroup(part.cluster, job_id)
-                makers[job_id] = RunEventMaker(groups[job_id], part.seen_at)
-            add_event(groups[job_id], part, 0)
+                group = groups[job_id] = JobIdGroup(part.cluster, job_id)
+                if known and job_id in known:
+                    group.runs, group.scripts = known[job_id].runs, known[job_id].scripts
+                makers[job_id] = RunEventMaker(group, part.seen_at)
+            group, key = groups[job_id], make_run_key(part)
+            if key not in group.dirty_runs:
+                group.runs.pop(key, None)
+            add_event(group, part, 0)
     for job_id, group in groups.items():
-        for job in resolve_jobs(list(group.runs.values()), []):
+        imported = set(group.dirty_runs)
+        for job in resolve_jobs(list(group.runs.values()), list(group.scripts.values())):
             for view in build_run_views(job):
-                makers[job_id].add_run(view, [])
+                if view.key in imported:
+                    makers[job_id].add_run(view, [])
         yield from makers[job_id].events
