@@ -1,9 +1,8 @@
 """Import of scripts that a real slurmdbd stored."""
 
 import json
-import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from file_tree import contents_below, files_below
 from job_submission import submit_to, wait_until
 from sandbox_daemon import STEWARD, Daemon
 from sandboxes import need_namespaces, passable_directory
+from slurmdbd_failures import failing_queries
 
 from steward.core.events import JOB_END, JOBS_IMPORTED
 from steward.core.imported import unpack_event
 from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
-from steward.sandbox.configuration import find_mariadb_program, get_mariadb_socket
 from steward.slurm import Slurm
 from steward.slurm.slurmdbd import StoredScript
 
@@ -155,26 +154,6 @@ def test_stored_scripts_are_taken_over_to_the_byte(
         assert b"Environment used for" not in environment.read_bytes()
     finally:
         daemon.close()
-
-
-@contextmanager
-def failing_queries(cluster: Sandbox) -> Iterator[None]:
-    """Let slurmdbd's queries of its job table fail, as on a deadlock: sacct exits with 0."""
-
-    def query(statement: str) -> str:
-        client = find_mariadb_program("mariadb")
-        words = [client, f"--socket={get_mariadb_socket(cluster.directory)}", "-N", "-e", statement]
-        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout
-
-    (table,) = query(
-        "SELECT concat(table_schema, '.', table_name) FROM information_schema.tables "
-        "WHERE table_name LIKE '%\\_job\\_table'"
-    ).split()
-    query(f"RENAME TABLE {table} TO {table}_away")
-    try:
-        yield
-    finally:
-        query(f"RENAME TABLE {table}_away TO {table}")
 
 
 def test_an_import_without_an_answer_fails(

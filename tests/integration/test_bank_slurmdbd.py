@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from bank_cluster import CPU, SHELL, BankSite, bank_site
 from job_submission import state_of, wait_until
+from slurmdbd_failures import failing_queries
 
 from steward.bank.money import MICRO, round_half_up
 from steward.bank.records import Rate
@@ -52,6 +53,20 @@ def test_what_ran_before_the_bank_is_a_backfills_to_charge(site: BankSite) -> No
     assert site.charged()[after] == recorded(site, after)
     site.bank("backfill", "-S", "now-1day")
     assert site.charged()[job] == recorded(site, job)
+
+
+def test_commands_without_slurmdbds_answer_show_their_result_and_fail(site: BankSite) -> None:
+    if not site.processes("bank"):
+        site.start()
+    job = site.submit(f"{SHELL}sleep 1\n", time="5")
+    site.until_charged([job])
+    with failing_queries(site.cluster):
+        for command in ("backfill", "reconcile"):
+            words = ("bank", command, "-S", "now-1day", "--dry-run", "--json")
+            said = site.daemon.ask(*words, check=False)
+            assert (said.returncode, command) == (1, command)
+            assert "slurmdbd lists no job of the period" in said.stderr
+            assert msgspec.json.decode(said.stdout)["missing_records"]
 
 
 def test_a_run_that_came_and_went_unseen_is_charged_by_slurmdbds_record(site: BankSite) -> None:

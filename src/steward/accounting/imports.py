@@ -65,9 +65,9 @@ class ImportResult(Answer, frozen=True, kw_only=True):
         """Return that slurmdbd did not list observed runs, and that rows were skipped."""
         if self.unanswered:
             yield (
-                f"slurmdbd did not list {format_count(self.unanswered, 'run')} that ended: either "
-                "it purged them, or its query of the database failed. If slurmdbd's log shows "
-                "'Problem getting jobs', repeat the import"
+                f"slurmdbd did not list {format_count(self.unanswered, 'run')} that ended: it "
+                "never had them, purged them, or its query of the database failed. If slurmdbd's "
+                "log shows 'Problem getting jobs', repeat the import"
             )
         if self.passed_over:
             yield f"cannot parse {format_count(self.passed_over, 'row')}: no complete import"

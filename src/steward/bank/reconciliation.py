@@ -171,8 +171,8 @@ class DueCharges:
             # Without times: a caller recognizes the same message in later periods.
             raise NoJobsListed(
                 f"cluster {self._cluster}: slurmdbd lists no job of the period, but runs ended "
-                "then: either it purged them, or its query of the database failed. Look for "
-                "'Problem getting jobs' in its log",
+                "then: it never had them, purged them, or its query of the database failed. Look "
+                "for 'Problem getting jobs' in its log",
                 ("sacct",),
             )
 
