@@ -23,23 +23,24 @@ from steward.core.records import UsageLine
 from steward.core.sqlite import Connection, open_database, open_reader, transaction
 from steward.core.usage import AccountingExpiry
 from steward.jobs import JobsConsumer, database_path
-from steward.jobs.day_sum_queries import open_day_sums
+from steward.jobs.day_sum_queries import UsageShare, open_day_sums
 from steward.jobs.day_sums import (
     add_cluster,
     continue_rebuild,
-    describe_zone,
     find_incomplete_cluster,
     track_lines,
 )
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.lines import put_lines
+from steward.jobs.sum_tables import USAGE, round_wait
 from steward.jobs.tables import MIGRATIONS
+from steward.jobs.zone_days import describe_zone
 from steward.slurm.settings import ClusterSettings
 from steward.slurm.times import load_zone
 
 DAY = 86_400
 HOUR = 3600
-TABLES = ("day_sum", "crossing", "irregular", "node_run")
+TABLES = ("usage_sum", "wait_sum", "crossing", "irregular", "node_run")
 ZONES = ("UTC", "Europe/Paris", "America/Havana", "America/Sao_Paulo", "Pacific/Apia")
 
 
@@ -137,7 +138,7 @@ def test_a_change_of_zone_rebuilds_the_sums_in_parts(
     books.consumer.close()
     books = open_books(tmp_path, "America/Havana")
     with closing(books.consumer), closing(open_database(books.path, MIGRATIONS)) as copy:
-        assert read_sums(copy) == [[], [], [], []]
+        assert read_sums(copy) == [[] for _ in TABLES]
         assert books.consumer.tick(books.said.extend) == 0.0
         # One job id is behind the progress of the rebuild, another before it.
         times: dict[str, Any] = {"start": at(3 * DAY + 10), "end": 4 * DAY, "seen": 4 * DAY}
@@ -147,7 +148,8 @@ def test_a_change_of_zone_rebuilds_the_sums_in_parts(
         while books.consumer.tick(books.said.extend) == 0.0:
             pass
         assert read_sums(copy) == recount(copy)
-        assert len({row[1] for row in copy.execute("SELECT * FROM day_sum")}) == 4
+        days = "SELECT DISTINCT begin_us FROM usage_sum WHERE is_month = 0"
+        assert len(copy.execute(days).fetchall()) == 4
         assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is not None
 
 
@@ -215,19 +217,24 @@ def test_irregular_runs_that_began_after_a_period_are_not_read_for_it(tmp_path: 
         assert job_ids - {4} == {2}
 
 
+STRIDES = st.sampled_from([6 * HOUR, 6 * HOUR, 5 * DAY])
+"""Distance of starts and of bounds: within days, or within months."""
+
+
 @st.composite
 def run_lines(draw: Any) -> list[UsageLine]:
     """Generate the lines of runs that have ended, run or wait; a few are irregular."""
     lines = []
+    stride = draw(STRIDES)
     for job_id in range(1, draw(st.integers(1, 12)) + 1):
-        start = draw(st.integers(0, 12 * 4)) * 6 * HOUR + draw(st.sampled_from([0, 0, 1, 0.5]))
+        start = draw(st.integers(0, 12 * 4)) * stride + draw(st.sampled_from([0, 0, 1, 0.5]))
         length = draw(st.sampled_from([0, 1, HOUR, 12 * HOUR, DAY, 3 * DAY, 2.5, None]))
         line = UsageLine(
             cluster="c1",
             job_id=job_id,
             label=str(job_id),
             submit_us=us(start - 60),
-            eligible_us=us(start + draw(st.sampled_from([-60, 0, 30]))),
+            eligible_us=us(start - draw(st.sampled_from([5000, 700, 60, 0, -30]))),
             start_us=us(start) if draw(st.integers(0, 9)) else 0,
             end_us=0 if length is None else us(start + length),
             suspended_s=draw(st.sampled_from([0, 0, 100])),
@@ -237,6 +244,7 @@ def run_lines(draw: Any) -> list[UsageLine]:
             partition=draw(st.sampled_from(["main", "long"])),
             state=draw(st.sampled_from(["COMPLETED", "FAILED", "RUNNING"])),
             cpus=draw(st.integers(0, 4)),
+            requested_cpus=draw(st.integers(0, 40)),
             nodes=draw(st.integers(0, 2)),
             tres_allocated=draw(st.sampled_from(["", "gres/gpu=2"])),
         )
@@ -255,7 +263,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site.close()
 
 
-BOUNDS = st.integers(0, 16 * 4).map(lambda quarter: quarter * 6 * HOUR)
+BOUNDS = st.tuples(st.integers(0, 16 * 4), STRIDES).map(lambda bound: bound[0] * bound[1])
+SUMMED_REPORTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("accounts", {}),
+    ("users", {}),
+    ("partitions", {}),
+    ("waits", {}),
+    ("waits", {"group": "size"}),
+)
+
+
+def ask_reports(site: Site, who: Caller, request: dict[str, Any]) -> list[Any]:
+    """Return the replies of the reports that sums can answer."""
+    return [
+        site.ask(f"reports.{name}", who, **request, **report) for name, report in SUMMED_REPORTS
+    ]
+
+
+def round_waits(row: Any) -> Any:
+    """Return the row of a report with its waits as in sums."""
+    names = ("median_s", "p90_s", "longest_s")
+    waits = {name: getattr(row, name, None) for name in names}
+    return msgspec.structs.replace(
+        row, **{name: round_wait(wait) for name, wait in waits.items() if wait is not None}
+    )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -264,7 +295,7 @@ BOUNDS = st.integers(0, 16 * 4).map(lambda quarter: quarter * 6 * HOUR)
     st.tuples(BOUNDS, BOUNDS, st.sampled_from([0, 0, 1, 100])),
     st.sampled_from(ZONES),
     st.sampled_from(ZONES),
-    st.sampled_from(["", "day", "week"]),
+    st.sampled_from(["", "day", "week", "month"]),
     st.sampled_from(
         [{}, {"accounts": ["physics"]}, {"users": ["ada", "4002"]}, {"partitions": ["long"]}]
     ),
@@ -280,7 +311,7 @@ def test_reports_from_sums_equal_reports_from_lines(
     chosen: dict[str, Any],
     who: Caller,
 ) -> None:
-    site.now = at(20 * DAY)
+    site.now = at(400 * DAY)
     since, length, more = bounds
     request = {
         **chosen,
@@ -300,14 +331,13 @@ def test_reports_from_sums_equal_reports_from_lines(
                 with track_lines(books, "c1", [line.job_id]):
                     put_lines(books, [line])
         assert read_sums(books) == recount(books)
-        names = ("accounts", "users")
-        with_sums = [site.ask(f"reports.{name}", who, **request) for name in names]
+        with_sums = ask_reports(site, who, request)
         with transaction(books):
             books.execute("DELETE FROM summed")
-        for name, reply in zip(names, with_sums, strict=True):
-            expected = site.ask(f"reports.{name}", who, **request)
+        for reply, expected in zip(with_sums, ask_reports(site, who, request), strict=True):
             assert not expected.is_summed
-            assert reply.rows == expected.rows
+            rows = map(round_waits, expected.rows) if reply.is_summed else expected.rows
+            assert reply.rows == tuple(rows)
 
 
 def add_days(site: Site, count: int) -> None:
@@ -348,13 +378,63 @@ def test_a_report_reads_a_row_of_each_day_and_the_runs_at_its_ends(site: Site) -
         job_ids = {row[0] for row in reader.execute(jobs.sql, jobs.values)}
         inner = sums.inner[0]
         rows = reader.execute(
-            "SELECT count(*) FROM day_sum WHERE begin_us >= ? AND begin_us < ?", inner
+            "SELECT count(*) FROM usage_sum WHERE is_month = 0 AND begin_us >= ? AND begin_us < ?",
+            inner,
         ).fetchone()
         assert rows == (29,)
         # Of 600 runs only those of the two days that are cut.
         assert 20 < len(job_ids) <= 2 * 22
         assert not sums.list_irregular()
-        assert len(sums.list_shares(LineFilter(), ("account", "user", "uid"))) == 1
+        columns = ("account", "user", "uid")
+        assert len(list(sums.list_shares(UsageShare, USAGE, LineFilter(), columns))) == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "request_fields"),
+    [
+        ("waits", {"group": "user"}),
+        ("waits", {"group": "size", "sizes": [3]}),
+        ("waits", {"accounts": ["physics"]}),
+        ("partitions", {"users": ["ada"]}),
+    ],
+)
+def test_a_report_that_sums_cannot_answer_says_so(
+    site: Site, report: str, request_fields: dict[str, Any]
+) -> None:
+    site.now = at(100 * DAY)
+    add_days(site, 4)
+    period = {"since": at(0).isoformat(), "until": at(4 * DAY).isoformat(), "clusters": ["c1"]}
+    assert site.ask(f"reports.{report}", ROOT, **period).is_summed
+    assert not site.ask(f"reports.{report}", ROOT, **period, **request_fields).is_summed
+
+
+def count_sum_rows(reader: Connection, statements: list[str]) -> list[int]:
+    """Return how many rows of sums each statement reads."""
+    counts = []
+    for statement in statements:
+        _, found, source = statement.partition(" FROM (SELECT ")
+        if found:
+            sql = f"SELECT count(*){found}{source.partition(' GROUP BY ')[0]}"
+            counts += [count for (count,) in reader.execute(sql)]
+    return counts
+
+
+def test_a_report_reads_a_row_of_each_whole_month(site: Site) -> None:
+    site.now = at(400 * DAY)
+    # From 1 March to 29 May.
+    add_days(site, 90)
+    path = database_path(site.settings.state_dir)
+    with closing(open_reader(path)) as reader:
+        statements: list[str] = []
+        sums = open_day_sums(reader, "c1", [us(2 * DAY - 12 * HOUR), us(89 * DAY - 12 * HOUR)])
+        assert sums is not None
+        reader.set_trace_callback(statements.append)
+        (whole, *parts) = sums.list_shares(UsageShare, USAGE, LineFilter(), ())
+        reader.set_trace_callback(None)
+        # Days of March and of May, and the month of April.
+        assert count_sum_rows(reader, statements) == [29, 1, 28]
+        # One run of each day is from the day before.
+        assert [share.jobs for share in (whole, *parts)] == [29 * 21 + 1, 30 * 21, 28 * 21]
 
 
 def test_reports_search_sums_and_lines_by_index(site: Site) -> None:
@@ -371,16 +451,17 @@ def test_reports_search_sums_and_lines_by_index(site: Site) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("steward.jobs.line_sources.open_reader", open_traced)
-        request = {"since": at(2 * DAY).isoformat(), "until": at(30 * DAY).isoformat()}
-        assert site.ask("reports.accounts", ROOT, **request, clusters=["c1"]).is_summed
+        request = {"since": at(2 * DAY).isoformat(), "until": at(35 * DAY).isoformat()}
+        replies = ask_reports(site, ROOT, {**request, "clusters": ["c1"]})
+        assert all(reply.is_summed for reply in replies)
     queries = [
         statement
         for statement in statements
-        if statement.startswith("SELECT") and ("day_sum" in statement or "step = ''" in statement)
+        if statement.startswith("SELECT") and ("_sum" in statement or "step = ''" in statement)
     ]
     with closing(open_reader(path)) as reader:
         plans = [row[3] for sql in queries for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}")]
-    assert len(queries) >= 2
-    assert any(plan.startswith("SEARCH day_sum USING PRIMARY KEY") for plan in plans)
+    for table in ("usage_sum", "wait_sum"):
+        assert any(plan.startswith(f"SEARCH {table} USING PRIMARY KEY") for plan in plans)
     assert any("line_by_end" in plan for plan in plans)
     assert not [plan for plan in plans if plan.startswith("SCAN") and "json_each" not in plan]

@@ -9,7 +9,7 @@ Path of an event: ``consumer`` receives it, ``event_intake`` adds it to the grou
 ``lines`` (``usage``) and their ``day_sums``, ``run_events`` makes the resulting events, ``writes``
 stores the group, and ``outbox`` appends the events to the journal. ``queries``, ``run_queries`` and
 ``filters`` read jobs.db; ``line_queries`` and ``line_sources`` read lines, also of files;
-``day_sum_queries`` reads sums for reports; ``retention`` purges and expires.
+``day_sum_queries`` reads sums (``sum_tables``) for reports; ``retention`` purges and expires.
 """
 
 from typing import TYPE_CHECKING

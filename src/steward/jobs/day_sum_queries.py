@@ -1,32 +1,72 @@
-"""Queries on day sums: usage of whole days, and the runs that must be read besides them.
+"""Queries on day sums: sums of whole days and months, and the runs that must be read besides them.
 
 :func:`open_day_sums` divides the periods of a report into *inner* days, which the sums cover, and
-*edges*: parts of days at the ends of a period. :meth:`DaySums.list_shares` reads the inner days.
-:meth:`DaySums.select_jobs` selects the jobs whose lines complete them: runs at the edges, running
-runs and irregular ones. Sums and lines must be read in one snapshot of the database.
+*edges*: parts of days at the ends of a period. :meth:`DaySums.list_shares` reads the inner days,
+from the sums of months where it can. :meth:`DaySums.select_jobs` selects the jobs whose lines
+complete them: runs at the edges, running runs and irregular ones. Sums and lines must be read in
+one snapshot of the database.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any, Final, NamedTuple
 
 from steward.core.sqlite import Connection
-from steward.jobs.day_sums import COMPLETE, UNKNOWN_UID, Day, UsageShare
 from steward.jobs.line_queries import LineFilter, LineQuery, build_columns_condition
 from steward.jobs.lines import FullRunKey
+from steward.jobs.sum_tables import COMPLETE, UNKNOWN_UID, Cube
+from steward.jobs.zone_days import ZoneDay
 
-UsageGroup = tuple[str, ...]
-"""Columns that a report groups usage by, besides the cluster."""
+Day = tuple[int, int]
+"""Begin and end of a day, or of several, µs since the epoch."""
 
-_DAY_US: Final = 86_400_000_000
+_MONTH_US: Final = 33 * 86_400_000_000
+"""More than a month: the days of a month are looked for so far from any of them."""
 _MAX_EDGES: Final = 200
 """Maximum number of separate edges; a report with more reads all lines."""
-_GROUPED: Final = ("account", "user", "uid", "partition")
-_SOURCE: Final = (
-    f"(SELECT cluster, begin_us, account, user, nullif(uid, {UNKNOWN_UID}) AS uid, partition, qos, "  # noqa: S608 -- our own columns
-    "touched, began, cpu_s, gpu_s, node_s, completed, failed FROM day_sum)"
-)
+_ABSENT: Final = {"uid": "NULL", "cpus": "0"}
+"""SQL of fields of a share that are not grouped by, where it is not an empty text."""
+
+
+class UsageShare(NamedTuple):
+    """Usage of a group of runs within one period of a report.
+
+    Attributes:
+        period: Index of the period.
+        jobs: Number of runs that no earlier share of the period and group counts.
+    """
+
+    period: int
+    cluster: str
+    account: str
+    user: str
+    uid: int | None
+    partition: str
+    jobs: int
+    cpu_s: int
+    gpu_s: int
+    node_s: int
+    completed: int
+    failed: int
+
+
+class WaitShare(NamedTuple):
+    """Runs of a group that started in one period of a report, after the same wait.
+
+    Attributes:
+        period: Index of the period.
+        cpus: Number of CPUs; of sums, the largest power of two up to it.
+    """
+
+    period: int
+    cluster: str
+    account: str
+    user: str
+    partition: str
+    cpus: int
+    wait_s: int
+    runs: int
 
 
 class DaySums:
@@ -36,17 +76,23 @@ class DaySums:
         connection: Connection to jobs.db.
         cluster: Cluster name.
         bounds_us: Start of each period and end of the last, µs since the epoch.
-        days: Days with sums, in order, from at least a day before the first period.
+        days: Days with sums, in order, of every month from a day before the first period.
     """
 
     def __init__(
-        self, connection: Connection, cluster: str, bounds_us: Sequence[int], days: Sequence[Day]
+        self,
+        connection: Connection,
+        cluster: str,
+        bounds_us: Sequence[int],
+        days: Sequence[ZoneDay],
     ) -> None:
         self._connection = connection
         self._cluster = cluster
         self.bounds_us = bounds_us
-        self._begins = [begin_us for begin_us, _ in days]
-        self._ends = [end_us for _, end_us in days]
+        self._days = days
+        self._begins = [day.begin_us for day in days]
+        self._ends = [day.end_us for day in days]
+        self._months = [day.month_us for day in days]
         self.inner: list[Day | None] = [
             self._find_inner(since_us, until_us) for since_us, until_us in pairwise(bounds_us)
         ]
@@ -72,34 +118,62 @@ class DaySums:
                     edges.append(edge)
         return edges
 
-    def list_shares(self, line_filter: LineFilter, group: UsageGroup) -> list[UsageShare]:
-        """Return the usage of the inner days by period and group.
+    def _divide_inner(self, inner: Day) -> list[tuple[bool, int, int]]:
+        """Divide inner days into months and days: whether months, and their first and last begin.
+
+        A month is used if the inner days are all of its days with sums.
+        """
+        first, last = bisect_left(self._begins, inner[0]), bisect_left(self._ends, inner[1])
+        parts: list[tuple[bool, int, int]] = []
+        for month_us, days in groupby(range(first, last + 1), self._months.__getitem__):
+            indexes = list(days)
+            is_whole = (
+                bisect_left(self._months, month_us) == indexes[0]
+                and bisect_right(self._months, month_us) - 1 == indexes[-1]
+            )
+            first_us = month_us if is_whole else self._begins[indexes[0]]
+            last_us = month_us if is_whole else self._begins[indexes[-1]]
+            if parts and parts[-1][0] == is_whole:
+                first_us = parts.pop()[1]
+            parts.append((is_whole, first_us, last_us))
+        return parts
+
+    def list_shares(
+        self, share: type[Any], cube: Cube[Any], line_filter: LineFilter, group: Sequence[str]
+    ) -> Iterator[Any]:
+        """Yield the sums of the inner days by period and group.
 
         Args:
-            line_filter: Filter of cluster, account, user and partition.
-            group: Columns to group by; the others are empty in the shares.
+            share: Share to return: the fields that are neither amounts of the cube nor grouped by
+                are empty, and ``jobs`` is the number of runs that were active in the period.
+            cube: The table to read.
+            line_filter: Filter of columns that the table has.
+            group: Columns to group by.
         """
         condition = build_columns_condition(line_filter)
-        absent = {"uid": "NULL"}
-        grouped = ", ".join(name if name in group else absent.get(name, "''") for name in _GROUPED)
-        shares: list[UsageShare] = []
+        # UNKNOWN_UID stands for NULL.
+        keys = [f"nullif(uid, {UNKNOWN_UID}) AS uid" if key == "uid" else key for key in cube.keys]
+        source = f"(SELECT {', '.join((*keys, *cube.amounts))} FROM {cube.name})"  # noqa: S608 -- our own columns
         for period, (since_us, inner) in enumerate(zip(self.bounds_us, self.inner, strict=False)):
             if inner is None:
                 continue
-            begin_us, end_us = inner
-            # A run that was active before the first inner day counts where it was: at the edge.
-            touched = f"CASE WHEN begin_us = {begin_us} THEN touched ELSE began END"
-            sql = (
-                f"SELECT {period}, cluster, {grouped}, "  # noqa: S608 -- our own columns, numbers
-                f"sum({'began' if since_us < begin_us else touched}), "
-                "sum(cpu_s), sum(gpu_s), sum(node_s), sum(completed), sum(failed) "
-                f"FROM {_SOURCE} WHERE cluster = $cluster "
-                f"AND begin_us >= {begin_us} AND begin_us < {end_us} AND {condition.sql} "
-                f"GROUP BY {', '.join(group) or 'cluster'}"
-            )
-            values = {"cluster": self._cluster, **condition.values}
-            shares += map(UsageShare._make, self._connection.execute(sql, values))
-        return shares
+            for number, (is_month, first_us, last_us) in enumerate(self._divide_inner(inner)):
+                # A run that was active before the first inner day counts where it was: at the edge.
+                counted = f"CASE WHEN begin_us = {first_us} THEN touched ELSE began END"
+                jobs = "began" if since_us < inner[0] or number else counted
+                amounts = {name: f"sum({name})" for name in cube.amounts} | {"jobs": f"sum({jobs})"}
+                columns = (
+                    name if name in group else amounts.get(name) or _ABSENT.get(name, "''")
+                    for name in share._fields[2:]
+                )
+                sql = (
+                    f"SELECT {period}, cluster, {', '.join(columns)} FROM {source} "  # noqa: S608 -- our own columns, numbers
+                    f"WHERE cluster = $cluster AND is_month = {int(is_month)} "
+                    f"AND begin_us >= {first_us} AND begin_us <= {last_us} AND {condition.sql} "
+                    f"GROUP BY {', '.join(group) or 'cluster'}"
+                )
+                values = {"cluster": self._cluster, **condition.values}
+                yield from map(share._make, self._connection.execute(sql, values))
 
     def select_jobs(self) -> LineQuery:
         """Return the query for a superset of the job ids whose lines complete the sums."""
@@ -159,11 +233,12 @@ def open_day_sums(connection: Connection, cluster: str, bounds_us: Sequence[int]
     ).fetchone()
     if is_complete is None:
         return None
-    days = connection.execute(
-        "SELECT begin_us, end_us FROM summed_day "
+    rows = connection.execute(
+        "SELECT begin_us, end_us, month_us FROM summed_day "
         "WHERE cluster = ? AND begin_us > ? AND begin_us < ? ORDER BY begin_us",
-        (cluster, bounds_us[0] - 2 * _DAY_US, bounds_us[-1]),
-    ).fetchall()
+        (cluster, bounds_us[0] - _MONTH_US, bounds_us[-1] + _MONTH_US),
+    )
+    days = list(map(ZoneDay._make, rows))
     sums = DaySums(connection, cluster, bounds_us, days)
     has_few_edges = len(sums.edges) <= _MAX_EDGES
     return sums if has_few_edges and any(sums.inner) else None

@@ -6,7 +6,7 @@ missed.
 
 Tables: ``job``, ``run`` and ``script``; ``launch`` (steps on nodes), ``accounted`` (imported steps)
 and ``line`` (accounting lines made of all), summed up in the tables of
-:mod:`steward.jobs.day_sums`, with the node index of :mod:`steward.jobs.node_runs`; ``gap`` and
+:mod:`steward.jobs.sum_tables`, with the node index of :mod:`steward.jobs.node_runs`; ``gap`` and
 ``missed`` (lost data); ``due`` (when to resolve a job id again), ``expired`` (before when jobs were
 deleted), ``outbox`` and ``cursor``.
 
@@ -27,12 +27,12 @@ from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
 from steward.jobs.compression import decompress_json
-from steward.jobs.day_sums import RESTART_REBUILD, SUMS_SCHEMA, ZONE_RULES
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
 from steward.jobs.lines import STATE_INDEX, TABLE
 from steward.jobs.node_runs import NODES_SCHEMA
 from steward.jobs.run_merge import RunFacts
+from steward.jobs.sum_tables import SUMMED, SUMS_SCHEMA
 
 
 def database_path(state_dir: str) -> str:
@@ -237,10 +237,11 @@ MIGRATIONS: Final = (
     CREATE INDEX job_by_task ON job (array_job_id, cluster, state) WHERE array_job_id IS NOT NULL;
     """,
     _STORED_MISSED_JOBS.schema,
-    SUMS_SCHEMA,
+    SUMMED.schema,
     STATE_INDEX,
-    f"{NODES_SCHEMA}{RESTART_REBUILD}",
-    ZONE_RULES,
+    NODES_SCHEMA,
+    SUMMED.additions[0],
+    SUMS_SCHEMA,
 )
 
 

@@ -18,8 +18,6 @@ from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import PermissionRefused
 from steward.core.timestamps import to_micros
-from steward.jobs.day_sum_queries import UsageGroup
-from steward.jobs.day_sums import UsageShare
 from steward.reports import usage
 from steward.reports.capacity import (
     Capacity,
@@ -117,32 +115,31 @@ def _report_jobs(
     )
 
 
-def _report_usage(
+def _report_shares(
     context: ReportsContext,
     caller: Caller,
     request: JobReportRequest,
     reply_type: type[Report],
-    group: UsageGroup,
-    build_rows: Callable[[Iterable[UsageShare]], Sequence[Any]],
+    kinds: Sequence[usage.ShareKind],
+    build_rows: Callable[[Iterable[Any]], Sequence[Any]],
 ) -> Report:
-    """Report usage by account and user, limited to jobs that the caller may see.
-
-    ``group`` are the fields by which it counts runs, see :func:`steward.reports.usage.share_runs`.
-    """
+    """Report on jobs from the shares of some kinds, limited to jobs that the caller may see."""
     report_scope = _resolve_scope(context, request)
     scopes = context.get_scopes(caller, report_scope.clusters)
     is_all = all(scope.everything for scope in scopes.values())
-    shares, is_summed = context.list_usage(
+    unsummed: set[str] = set()
+    shares = context.iter_shares(
         *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
-        group,
+        *(kinds, unsummed),
     )
+    rows = tuple(build_rows(shares))
     return reply_type(
         periods=report_scope.periods,
         zone=report_scope.zone,
         is_all=is_all,
         is_default=not request.since,
-        is_summed=is_summed,
-        rows=tuple(build_rows(shares)),
+        is_summed=not unsummed,
+        rows=rows,
     )
 
 
@@ -158,10 +155,8 @@ def report_accounts(
     context: ReportsContext, caller: Caller, request: AccountsRequest
 ) -> AccountsReply:
     """Report usage by account and user."""
-    return _report_usage(
-        *(context, caller, request, AccountsReply),
-        usage.ACCOUNT_GROUP,
-        usage.report_accounts,
+    return _report_shares(
+        *(context, caller, request, AccountsReply), (usage.ACCOUNT_USAGE,), usage.report_accounts
     )
 
 
@@ -175,12 +170,8 @@ def report_accounts(
 )
 def report_users(context: ReportsContext, caller: Caller, request: UsersRequest) -> UsersReply:
     """Report usage by user, largest first."""
-    return _report_usage(
-        context,
-        caller,
-        request,
-        UsersReply,
-        (),
+    return _report_shares(
+        *(context, caller, request, UsersReply, (usage.USER_USAGE,)),
         lambda shares: usage.report_users(shares, request.top),
     )
 
@@ -197,7 +188,10 @@ def report_partitions(
     context: ReportsContext, caller: Caller, request: PartitionUsageRequest
 ) -> PartitionUsageReply:
     """Report usage of partitions, and the wait times of their jobs."""
-    return _report_jobs(context, caller, request, PartitionUsageReply, usage.report_partitions)
+    kinds = (usage.PARTITION_USAGE, usage.PARTITION_WAITS)
+    return _report_shares(
+        *(context, caller, request, PartitionUsageReply, kinds), usage.report_partitions
+    )
 
 
 @action(
@@ -210,12 +204,10 @@ def report_partitions(
 )
 def report_waits(context: ReportsContext, caller: Caller, request: WaitsRequest) -> WaitsReply:
     """Report wait times of jobs, from eligible to start."""
-    return _report_jobs(
-        context,
-        caller,
-        request,
-        WaitsReply,
-        lambda runs, periods: usage.report_waits(runs, periods, request.group, request.sizes),
+    kind = usage.choose_waits(request.group, request.sizes)
+    return _report_shares(
+        *(context, caller, request, WaitsReply, (kind,)),
+        lambda shares: usage.report_waits(shares, request.group, request.sizes),
     )
 
 

@@ -7,7 +7,8 @@ the job records (through the accounting context) and opens the node history.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 from steward.accounting.context import AccountingContext
 from steward.core.access import Access, Caller, VisibleJobs
@@ -15,14 +16,13 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
-from steward.jobs.day_sum_queries import DaySums, UsageGroup
-from steward.jobs.day_sums import UsageShare
+from steward.jobs.day_sum_queries import DaySums
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.line_sources import DatabaseSource, open_line_source
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
 from steward.reports.runs import FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
-from steward.reports.usage import ACCOUNT_GROUP, SharesByGroup, share_edges, share_runs
+from steward.reports.usage import ShareKind, cut_edges
 from steward.slurm.times import load_zone
 
 _BATCH_RUNS: Final = 1000
@@ -100,41 +100,45 @@ class ReportsContext:
             return iter(())
         return read_runs(source, line_filter, fields)
 
-    def list_usage(
+    def iter_shares(
         self,
         request: JobReportRequest,
         clusters: Sequence[str],
         scopes: dict[str, VisibleJobs] | None,
         periods: Sequence[Period],
-        group: UsageGroup,
-    ) -> tuple[list[UsageShare], bool]:
-        """Return the usage in the periods, and whether day sums gave that of whole days.
+        kinds: Sequence[ShareKind],
+        unsummed: set[str],
+    ) -> Iterator[Any]:
+        """Yield the shares of the runs that ran or waited in the periods.
 
         Args:
             request: Filters by account, user and partition.
             clusters: The clusters to read.
             scopes: Visible jobs per cluster; None for all jobs.
             periods: The periods, in order of time.
-            group: Fields by which the report counts runs, see :func:`share_runs`.
+            kinds: Kinds of shares to yield.
+            unsummed: Receives the clusters of which every run was read instead of sums.
         """
         bounds_us = [*(to_micros(x.since) for x in periods), to_micros(periods[-1].until)]
-        shares = SharesByGroup()
-        is_summed = True
         for cluster in clusters:
             line_filter = _make_filter(request, (cluster,), scopes, periods)
             try:
                 source = open_line_source(self.settings, line_filter, duplicates=True)
             except SqliteMissing:
-                return [], False
-            if isinstance(source, DatabaseSource):
+                unsummed.add(cluster)
+                return
+            can_sum = all(kind.can_sum(line_filter) for kind in kinds)
+            if can_sum and isinstance(source, DatabaseSource):
                 with source.open_sums(cluster, bounds_us) as sums:
                     if sums is not None:
-                        shares.add(_read_with_sums(source, sums, line_filter, group))
+                        yield from _read_with_sums(source, sums, line_filter, kinds)
                         continue
-            is_summed = False
+            unsummed.add(cluster)
             runs = read_runs(source, line_filter, FIELDS_WITHOUT_USE)
-            shares.add(share_runs(runs, Periods(bounds_us), group))
-        return shares.list(), is_summed
+            every = Periods(bounds_us)
+            while batch := list(islice(runs, _BATCH_RUNS)):
+                for kind in kinds:
+                    yield from kind.share_runs(batch, every)
 
     def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the node history; None if there is none yet."""
@@ -169,23 +173,22 @@ def _make_filter(
 
 
 def _read_with_sums(
-    source: DatabaseSource, sums: DaySums, line_filter: LineFilter, group: UsageGroup
-) -> Iterator[UsageShare]:
-    """Yield the usage of whole days from sums, and all other usage from lines."""
-    yield from sums.list_shares(line_filter, ACCOUNT_GROUP)
+    source: DatabaseSource, sums: DaySums, line_filter: LineFilter, kinds: Sequence[ShareKind]
+) -> Iterator[Any]:
+    """Yield the shares of whole days from sums, and all others from lines."""
+    for kind in kinds:
+        yield from sums.list_shares(kind.share, kind.cube, line_filter, kind.columns)
     irregular = sums.list_irregular()
-    unsummed: list[RunPieces] = []
-    regular: list[RunPieces] = []
-    periods = Periods(sums.bounds_us)
-    for run in read_runs(source.limit_to(sums.select_jobs()), line_filter, FIELDS_WITHOUT_USE):
-        last = run[-1]
-        is_regular = len(run) == 1 and last.is_run and last.end_us
-        key = (last.job_id, last.submit_us, last.restarts)
-        (regular if is_regular and key not in irregular else unsummed).append(run)
-        if len(regular) + len(unsummed) == _BATCH_RUNS:
-            yield from share_runs(unsummed, periods, group)
-            yield from share_edges(regular, sums)
-            unsummed.clear()
-            regular.clear()
-    yield from share_runs(unsummed, periods, group)
-    yield from share_edges(regular, sums)
+    every, edges = Periods(sums.bounds_us), cut_edges(sums)
+    runs = read_runs(source.limit_to(sums.select_jobs()), line_filter, FIELDS_WITHOUT_USE)
+    while batch := list(islice(runs, _BATCH_RUNS)):
+        regular: list[RunPieces] = []
+        unsummed: list[RunPieces] = []
+        for run in batch:
+            last = run[-1]
+            is_regular = len(run) == 1 and last.is_run and last.end_us
+            key = (last.job_id, last.submit_us, last.restarts)
+            (regular if is_regular and key not in irregular else unsummed).append(run)
+        for kind in kinds:
+            yield from kind.share_rounded(unsummed, every)
+            yield from kind.share_rounded(regular, edges)

@@ -376,7 +376,8 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         zone: IANA name of the zone that divides the periods.
         is_all: True if all users' jobs are included, False if only those that the user may see.
         is_default: Whether the request gave no start, so that the report begins with yesterday.
-        is_summed: Whether whole days come from day sums; False if every job was read.
+        is_summed: Whether whole days come from day sums, with waits rounded by up to 3 %; False if
+            every job was read.
         rows: The rows of the report.
         title: Title of the report's page.
         plotted: Attribute of the rows whose totals by period pages plot.
@@ -497,7 +498,17 @@ class UsersReply(ReportReply, frozen=True, kw_only=True):
     )
 
 
-class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
+class WaitTimesReply(ReportReply, frozen=True, kw_only=True):
+    """Common part of replies with wait times."""
+
+    def list_notes(self) -> Iterable[str]:
+        """Return also that wait times are rounded."""
+        yield from super().list_notes()
+        if self.is_summed and self.rows:
+            yield "Waits from 32 s are rounded by up to 3 %, because they come from day sums."
+
+
+class PartitionUsageReply(WaitTimesReply, frozen=True, kw_only=True):
     """Reply of ``reports.partitions``."""
 
     title = "Partitions"
@@ -505,7 +516,7 @@ class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (*_PERIOD_COLUMNS, _PARTITION, *_USAGE_COLUMNS, *_WAIT_COLUMNS)
 
 
-class WaitsReply(ReportReply, frozen=True, kw_only=True):
+class WaitsReply(WaitTimesReply, frozen=True, kw_only=True):
     """Reply of ``reports.waits``."""
 
     title = "Wait times"

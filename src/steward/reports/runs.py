@@ -116,12 +116,17 @@ class Periods:
 
     Args:
         bounds_us: Start of each period and end of the last, µs since the epoch.
+        parts: For each of these periods, which may be parts of a report's: the index of the
+            report's period, and whether runs count in it, as sums may cover it. Default: all.
     """
 
-    def __init__(self, bounds_us: Sequence[int]) -> None:
+    def __init__(
+        self, bounds_us: Sequence[int], parts: Sequence[tuple[int, bool]] | None = None
+    ) -> None:
         self._bounds = bounds_us
         self._since_us, self._until_us = bounds_us[0], bounds_us[-1]
         self.count = len(bounds_us) - 1
+        self.parts = parts or [(number, True) for number in range(self.count)]
 
     def find_period(self, at_us: int) -> int | None:
         """Return the index of the period that contains a moment; None if outside."""

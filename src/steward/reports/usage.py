@@ -1,22 +1,24 @@
 """Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
 
-One function for each report returns rows of :mod:`steward.reports.requests`. Reports by account and
-user take :class:`UsageShare` items, which come from day sums or, by :func:`share_runs` and
-:func:`share_edges`, from runs. All others take runs (:data:`RunPieces`) and :class:`Periods`.
-``reports.actions`` calls them. Resource sums are seconds of a CPU, GPU or node.
+One function for each report returns rows of :mod:`steward.reports.requests`. Most take shares of
+a :class:`ShareKind`, which come from day sums and from runs; the others take runs
+(:data:`RunPieces`) and :class:`Periods`. ``reports.actions`` calls them. Resource sums are seconds
+of a CPU, GPU or node.
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from operator import attrgetter
+from functools import partial
+from itertools import accumulate, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import msgspec
 
-from steward.jobs.day_sum_queries import DaySums, UsageGroup
-from steward.jobs.day_sums import UsageShare
+from steward.jobs.day_sum_queries import DaySums, UsageShare, WaitShare
+from steward.jobs.line_queries import LineFilter
+from steward.jobs.sum_tables import USAGE, WAITS, Cube, round_wait
 from steward.reports.requests import (
     AccountRow,
     JobCountsRow,
@@ -67,10 +69,46 @@ class UsageSum(msgspec.Struct):
         }
 
 
-def share_runs(
-    runs: Iterable[RunPieces], periods: Periods, group: UsageGroup
+class ShareKind(msgspec.Struct, frozen=True):
+    """Kind of shares that a report adds up, from sums and from runs.
+
+    Attributes:
+        share: Type of the shares.
+        cube: Table with their sums.
+        columns: Columns of the table to group the sums by.
+        share_runs: Yields the shares of runs in each period that counts.
+        round_share: Rounds a share of runs as sums are.
+        is_summed: Whether sums are fine enough; else the report reads every run.
+    """
+
+    share: type[Any]
+    cube: Cube[Any]
+    columns: tuple[str, ...]
+    share_runs: Callable[[Iterable[RunPieces], Periods], Iterator[Any]]
+    round_share: Callable[[Any], Any] | None = None
+    is_summed: bool = True
+
+    def can_sum(self, line_filter: LineFilter) -> bool:
+        """Return whether sums are fine enough, and have the columns of a filter."""
+        columns = {
+            "account": line_filter.accounts,
+            "user": line_filter.users,
+            "uid": line_filter.uids or line_filter.scopes,
+            "partition": line_filter.partitions,
+        }
+        filtered = {name for name, values in columns.items() if values}
+        return self.is_summed and filtered <= {*self.cube.keys}
+
+    def share_rounded(self, runs: Iterable[RunPieces], periods: Periods) -> Iterator[Any]:
+        """Yield the shares of runs that are added to sums."""
+        shares = self.share_runs(runs, periods)
+        return shares if self.round_share is None else map(self.round_share, shares)
+
+
+def share_usage(
+    runs: Iterable[RunPieces], periods: Periods, group: tuple[str, ...]
 ) -> Iterator[UsageShare]:
-    """Yield the usage of runs in each period.
+    """Yield the usage of runs in each period that counts.
 
     Args:
         runs: The runs.
@@ -78,25 +116,39 @@ def share_runs(
         group: Fields by which the report counts runs: a resized run counts once in each group.
     """
     get_group = attrgetter("cluster", *group)
+    parts = periods.parts
     for run in runs:
         counted: set[GroupKey] = set()
         for piece in run:
-            for period, seconds in periods.split_seconds(piece):
+            for part, seconds in periods.split_seconds(piece):
+                period, is_counted = parts[part]
                 key = (period, get_group(piece))
-                yield _make_share(period, piece, seconds, jobs=int(key not in counted))
+                if is_counted:
+                    yield _make_share(period, piece, seconds, jobs=int(key not in counted))
                 counted.add(key)
         ended = periods.find_end_period(run)
-        if ended is not None:
-            yield _make_share(ended, run[-1], 0, jobs=0, is_end=True)
+        if ended is not None and parts[ended][1]:
+            yield _make_share(parts[ended][0], run[-1], 0, jobs=0, is_end=True)
 
 
-def share_edges(runs: Iterable[RunPieces], sums: DaySums) -> Iterator[UsageShare]:
-    """Yield the usage of regular runs outside of the days that sums cover.
+def share_waits(runs: Iterable[RunPieces], periods: Periods) -> Iterator[WaitShare]:
+    """Yield the waits of runs that started in each period that counts."""
+    for run in runs:
+        first = run[0]
+        part = periods.find_period(first.start_us) if first.start_us else None
+        if part is None or not first.eligible_us or not periods.parts[part][1]:
+            continue
+        yield WaitShare(
+            periods.parts[part][0],
+            *(first.cluster, first.account, first.user, first.partition),
+            cpus=first.cpus or first.requested_cpus,
+            wait_s=max(0, first.start_us - first.eligible_us) // _US,
+            runs=1,
+        )
 
-    Args:
-        runs: Runs of which the sums include the inner days.
-        sums: The sums of the periods.
-    """
+
+def cut_edges(sums: DaySums) -> Periods:
+    """Return periods of which runs count at the edges alone, as sums cover the inner days."""
     bounds: list[int] = []
     parts: list[tuple[int, bool]] = []
     for period, (since_us, until_us) in enumerate(pairwise(sums.bounds_us)):
@@ -106,41 +158,7 @@ def share_edges(runs: Iterable[RunPieces], sums: DaySums) -> Iterator[UsageShare
             if begin_us < end_us:
                 bounds.append(begin_us)
                 parts.append((period, is_edge))
-    periods = Periods([*bounds, sums.bounds_us[-1]])
-    for run in runs:
-        piece = run[0]
-        ended = periods.find_end_period(run)
-        last_period = -1
-        for part, seconds in periods.split_seconds(piece):
-            period, is_edge = parts[part]
-            if is_edge:
-                is_first = period != last_period
-                yield _make_share(period, piece, seconds, jobs=int(is_first), is_end=part == ended)
-            last_period = period
-
-
-_GROUP_FIELDS: Final = UsageShare._fields.index("jobs")
-"""Number of leading fields of a share that name its group; the others are amounts."""
-
-
-class SharesByGroup:
-    """Shares added up where period, cluster, account, user and partition are the same."""
-
-    def __init__(self) -> None:
-        self._amounts: dict[tuple[Any, ...], list[int]] = {}
-
-    def add(self, shares: Iterable[UsageShare]) -> None:
-        """Add shares."""
-        for share in shares:
-            values: tuple[Any, ...] = share
-            group, amounts = values[:_GROUP_FIELDS], values[_GROUP_FIELDS:]
-            sums = self._amounts.setdefault(group, [0] * len(amounts))
-            for index, amount in enumerate(amounts):
-                sums[index] += amount
-
-    def list(self) -> list[UsageShare]:
-        """Return one share for each group, in the order of their first shares."""
-        return [UsageShare(*group, *amounts) for group, amounts in self._amounts.items()]
+    return Periods([*bounds, sums.bounds_us[-1]], parts)
 
 
 def _make_share(
@@ -157,12 +175,26 @@ def _make_share(
     )
 
 
-ACCOUNT_GROUP: Final = ("account", "user", "uid")
+def _round_wait_share(share: WaitShare) -> WaitShare:
+    return share._replace(wait_s=round_wait(share.wait_s))
+
+
+_ACCOUNT_GROUP: Final = ("account", "user", "uid")
+ACCOUNT_USAGE: Final = ShareKind(
+    UsageShare, USAGE, _ACCOUNT_GROUP, partial(share_usage, group=_ACCOUNT_GROUP)
+)
+USER_USAGE: Final = ShareKind(UsageShare, USAGE, _ACCOUNT_GROUP, partial(share_usage, group=()))
+PARTITION_USAGE: Final = ShareKind(
+    UsageShare, USAGE, ("partition",), partial(share_usage, group=("partition",))
+)
+PARTITION_WAITS: Final = ShareKind(
+    WaitShare, WAITS, ("partition", "wait_s"), share_waits, _round_wait_share
+)
 
 
 def report_accounts(shares: Iterable[UsageShare]) -> list[AccountRow]:
     """Report usage by account: a total row for each account, then its users, largest first."""
-    get_group = attrgetter("cluster", *ACCOUNT_GROUP)
+    get_group = attrgetter("cluster", *_ACCOUNT_GROUP)
     by_user: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
     for share in shares:
         by_user[share.period, get_group(share)].add_share(share)
@@ -204,7 +236,7 @@ def report_users(shares: Iterable[UsageShare], top: int) -> list[UserRow]:
     """Report usage by user over all accounts, largest first.
 
     Args:
-        shares: The usage, by :data:`ACCOUNT_GROUP` at least.
+        shares: The usage, by :data:`ACCOUNT_USAGE` at least.
         top: Number of users for each cluster and period; 0 for all.
     """
     sums: dict[tuple[int, str, str, int | None], _UserSum] = defaultdict(_UserSum)
@@ -242,96 +274,86 @@ def _limit_rows(rows: list[Any], top: int) -> list[Any]:
     return limited
 
 
-def collect_wait_times(
-    runs: Iterable[RunPieces], periods: Periods, key_of: Callable[[RunPiece], GroupKey]
-) -> dict[tuple[int, GroupKey], list[int]]:
-    """Collect the wait times of runs that started in a period, in seconds, sorted, by group."""
-    waits_by_group: dict[tuple[int, GroupKey], list[int]] = defaultdict(list)
-    for run in runs:
-        first = run[0]
-        period = periods.find_period(first.start_us) if first.start_us else None
-        if period is not None and first.eligible_us:
-            wait_s = max(0, first.start_us - first.eligible_us) // _US
-            waits_by_group[period, key_of(first)].append(wait_s)
-    for waits in waits_by_group.values():
-        waits.sort()
-    return waits_by_group
+Waits = dict[int, int]
+"""Numbers of runs by their wait, in seconds."""
 
 
-def _summarize_wait_times(waits: Sequence[int]) -> dict[str, int]:
-    """Return count, median, 90th percentile and maximum of sorted wait times; {} for none."""
+def _summarize_waits(waits: Waits) -> dict[str, int]:
+    """Return count, median, 90th percentile and maximum of waits; {} for none."""
     if not waits:
         return {}
+    ordered = sorted(waits.items())
+    counts = list(accumulate(runs for _, runs in ordered))
+    started = counts[-1]
+
+    def find(number: int) -> int:
+        return ordered[bisect_right(counts, number)][0]
+
     return {
-        "started": len(waits),
-        "median_s": waits[(len(waits) - 1) // 2],
-        "p90_s": waits[(9 * len(waits) + 9) // 10 - 1],
-        "longest_s": waits[-1],
+        "started": started,
+        "median_s": find((started - 1) // 2),
+        "p90_s": find((9 * started + 9) // 10 - 1),
+        "longest_s": ordered[-1][0],
     }
 
 
-def report_partitions(runs: Iterable[RunPieces], periods: Periods) -> list[PartitionRow]:
-    """Report usage and wait times by partition."""
-
-    def key(piece: RunPiece) -> GroupKey:
-        return piece.cluster, piece.partition
-
-    all_runs = list(runs)
-    waits = collect_wait_times(all_runs, periods, key)
-    usage: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
-    for run in all_runs:
-        for piece in run:
-            partition_key = key(piece)
-            for period, seconds in periods.split_seconds(piece):
-                total = usage[period, partition_key]
-                total.add(piece, seconds)
-                total.jobs += len(run) == 1
-        if len(run) > 1:
-            # A resized run counts once in each partition and period.
-            groups = {
-                (period, key(piece)) for piece in run for period, _ in periods.split_seconds(piece)
-            }
-            for group in groups:
-                usage[group].jobs += 1
+def report_partitions(shares: Iterable[UsageShare | WaitShare]) -> list[PartitionRow]:
+    """Report usage and waits by partition."""
+    usage: dict[tuple[int, str, str], UsageSum] = defaultdict(UsageSum)
+    waits: dict[tuple[int, str, str], Waits] = defaultdict(Counter)
+    for share in shares:
+        key = (share.period, share.cluster, share.partition)
+        if isinstance(share, WaitShare):
+            waits[key][share.wait_s] += share.runs
+        else:
+            usage[key].add_share(share)
     return [
         PartitionRow(
             period=period,
             cluster=cluster,
             partition=partition,
-            **usage.get((period, (cluster, partition)), UsageSum()).amounts,
-            **_summarize_wait_times(waits.get((period, (cluster, partition)), ())),
+            **usage.get((period, cluster, partition), UsageSum()).amounts,
+            **_summarize_waits(waits.get((period, cluster, partition), {})),
         )
-        for period, (cluster, partition) in sorted({*usage, *waits})
+        for period, cluster, partition in sorted({*usage, *waits})
     ]
 
 
-def make_size_classifier(bounds: Sequence[int]) -> Callable[[RunPiece], SizeClass]:
-    """Make a function that returns a run's size class: least and most CPUs, 0 for unbounded."""
+def make_size_classifier(bounds: Sequence[int]) -> Callable[[int], SizeClass]:
+    """Make a function that returns the size class of a number of CPUs: its least and most, or 0."""
     ordered = sorted({bound for bound in bounds if bound > 0})
 
-    def size(piece: RunPiece) -> SizeClass:
-        number = bisect_right(ordered, piece.cpus or piece.requested_cpus)
+    def classify(cpus: int) -> SizeClass:
+        number = bisect_right(ordered, cpus)
         least = ordered[number - 1] if number else 0
         return least, ordered[number] - 1 if number < len(ordered) else 0
 
-    return size
+    return classify
 
 
-def report_waits(
-    runs: Iterable[RunPieces], periods: Periods, group: str, bounds: Sequence[int]
-) -> list[WaitRow]:
-    """Report wait times by partition and by the requested group."""
-    size = make_size_classifier(bounds)
-    group_keys: dict[str, Callable[[RunPiece], tuple[str, str, SizeClass]]] = {
-        "": lambda _one: ("", "", (0, 0)),
-        "size": lambda one: ("", "", size(one)),
-        "account": lambda one: (one.account, "", (0, 0)),
-        "user": lambda one: ("", one.user, (0, 0)),
-    }
-    get_group_key = group_keys[group]
-    waits = collect_wait_times(
-        runs, periods, lambda one: (one.cluster, one.partition, *get_group_key(one))
+def choose_waits(group: str, bounds: Sequence[int]) -> ShareKind:
+    """Return the kind of shares from which to report waits by a requested group."""
+    # Sums know a size up to a power of two.
+    is_known = all(bound & (bound - 1) == 0 for bound in bounds if bound > 0)
+    return msgspec.structs.replace(
+        PARTITION_WAITS,
+        columns=("partition", "cpus", "wait_s") if group else PARTITION_WAITS.columns,
+        is_summed=not group or (group == "size" and is_known),
     )
+
+
+def report_waits(shares: Iterable[WaitShare], group: str, bounds: Sequence[int]) -> list[WaitRow]:
+    """Report waits by partition and by the requested group."""
+    classify = make_size_classifier(bounds)
+    waits: dict[tuple[int, str, str, str, str, SizeClass], Waits] = defaultdict(Counter)
+    for share in shares:
+        key = (
+            *(share.period, share.cluster, share.partition),
+            share.account if group == "account" else "",
+            share.user if group == "user" else "",
+            classify(share.cpus) if group == "size" else (0, 0),
+        )
+        waits[key][share.wait_s] += share.runs
     return [
         WaitRow(
             period=period,
@@ -341,11 +363,11 @@ def report_waits(
             user=user,
             least_cpus=least,
             most_cpus=most,
-            **_summarize_wait_times(
-                waits[period, (cluster, partition, account, user, (least, most))]
-            ),
+            **_summarize_waits(waits_of_group),
         )
-        for period, (cluster, partition, account, user, (least, most)) in sorted(waits)
+        for (period, cluster, partition, account, user, (least, most)), waits_of_group in sorted(
+            waits.items(), key=itemgetter(0)
+        )
     ]
 
 
@@ -363,7 +385,12 @@ def report_job_counts(
         counted: set[int] = set()
         last = run[-1]
         for piece in run:
-            key = (piece.cluster, piece.account, size(piece), last.state)
+            key = (
+                piece.cluster,
+                piece.account,
+                size(piece.cpus or piece.requested_cpus),
+                last.state,
+            )
             for period, seconds in periods.split_seconds(piece):
                 usage = sums[period, key]
                 usage.add(piece, seconds)
@@ -372,7 +399,8 @@ def report_job_counts(
         if not last.start_us and last.end_us:
             ended = periods.find_period(last.end_us)
             if ended is not None:
-                sums[ended, (last.cluster, last.account, size(last), last.state)].jobs += 1
+                cpus = last.cpus or last.requested_cpus
+                sums[ended, (last.cluster, last.account, size(cpus), last.state)].jobs += 1
     return [
         JobCountsRow(
             period=period,
