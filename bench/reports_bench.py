@@ -189,7 +189,7 @@ def measure_disk(connection: Connection) -> tuple[int, int]:
 
     free = read("freelist_count")
     connection.execute("BEGIN")
-    for table in ("usage_sum", "wait_sum", "crossing", "irregular", "summed_day"):
+    for table in ("usage_sum", "wait_sum", "capacity_sum", "crossing", "irregular", "summed_day"):
         connection.execute(f"DELETE FROM {table}")
     pages = read("freelist_count") - free
     connection.execute("ROLLBACK")

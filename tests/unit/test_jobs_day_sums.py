@@ -32,7 +32,7 @@ from steward.jobs.day_sums import (
 )
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.lines import put_lines
-from steward.jobs.sum_tables import USAGE, round_wait
+from steward.jobs.sum_tables import CAPACITY, USAGE, round_wait
 from steward.jobs.tables import MIGRATIONS
 from steward.jobs.zone_days import describe_zone
 from steward.slurm.settings import ClusterSettings
@@ -40,14 +40,19 @@ from steward.slurm.times import load_zone
 
 DAY = 86_400
 HOUR = 3600
-TABLES = ("usage_sum", "wait_sum", "crossing", "irregular", "node_run")
+TABLES = ("usage_sum", "wait_sum", "capacity_sum", "crossing", "irregular", "node_run")
 ZONES = ("UTC", "Europe/Paris", "America/Havana", "America/Sao_Paulo", "Pacific/Apia")
 
 
 def read_sums(connection: Connection) -> list[Any]:
     """Return everything that is summed."""
-    tables = (connection.execute(f"SELECT * FROM {table}") for table in TABLES)
-    return [sorted(table) for table in tables]
+    # An empty row of capacity counts nothing: what others changed in it cancels out.
+    amounts = [f"{name} <> 0" for name in CAPACITY.amounts]
+    conditions = {"capacity_sum": " OR ".join(amounts)}
+    return [
+        sorted(connection.execute(f"SELECT * FROM {table} WHERE {conditions.get(table, '1 = 1')}"))
+        for table in TABLES
+    ]
 
 
 def recount(connection: Connection) -> list[Any]:
@@ -80,11 +85,14 @@ def facts(draw: Any) -> list[Event]:
                     end=draw(st.sampled_from([None, end])),
                     whole=draw(st.booleans()),
                     restarts=restarts,
-                    start=at(start),
+                    start=draw(st.sampled_from([at(start), at(start), None])),
+                    eligible=at(submit + draw(st.sampled_from([0, 5]))),
+                    reservation=draw(st.sampled_from(["", "", "maint"])),
                     account=draw(st.sampled_from(["physics", "chemistry"])),
                     partition=draw(st.sampled_from(["short", "long"])),
                     suspended_s=draw(st.sampled_from([None, 0, 30])),
                     cpus=draw(st.integers(1, 4)),
+                    requested_cpus=draw(st.integers(1, 4)),
                     nodes=1,
                     tres_allocated=draw(st.sampled_from(["", "cpu=4,gres/gpu=2"])),
                     nodelist=draw(st.sampled_from(["", "n1", "n-1,n2", "n[1-3]", "n[1-"])),
@@ -207,7 +215,7 @@ def test_irregular_runs_that_began_after_a_period_are_not_read_for_it(tmp_path: 
         books.take(record(number, day * DAY, "COMPLETED", cpus=1, nodes=1, **times))
     books.take(record(4, 4 * DAY, "COMPLETED", start=at(4 * DAY), end=5 * DAY, seen=5 * DAY))
     with closing(books.consumer), closing(open_reader(books.path)) as reader:
-        irregular = reader.execute("SELECT count(*), min(start_us) FROM irregular").fetchone()
+        irregular = reader.execute("SELECT count(*), min(since_us) FROM irregular").fetchone()
         assert irregular == (3, us(DAY + 0.5))
         sums = open_day_sums(reader, "c1", [us(3.5 * DAY), us(6 * DAY)])
         assert sums is not None
@@ -245,6 +253,8 @@ def run_lines(draw: Any) -> list[UsageLine]:
             state=draw(st.sampled_from(["COMPLETED", "FAILED", "RUNNING"])),
             cpus=draw(st.integers(0, 4)),
             requested_cpus=draw(st.integers(0, 40)),
+            reservation=draw(st.sampled_from(["", "", "", "maint"])),
+            array_task=draw(st.sampled_from(["", "1-3"])),
             nodes=draw(st.integers(0, 2)),
             tres_allocated=draw(st.sampled_from(["", "gres/gpu=2"])),
         )
@@ -259,6 +269,12 @@ def run_lines(draw: Any) -> list[UsageLine]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = history.make_site(tmp_path_factory.mktemp("site"))
+    site.feed(
+        history.node(DAY + 100, "n1", "IDLE", source="start", cpus=8, gpus=4),
+        history.node(DAY + 100, "n2", "IDLE", source="start", cpus=8),
+        history.node(3 * DAY + 777, "n2", "DOWN", old_state="IDLE", cpus=8),
+        history.reservation(4 * DAY, "maint", "ACTIVE", nodes="n1", flags="SPEC_NODES"),
+    )
     yield site
     site.close()
 
@@ -292,7 +308,7 @@ def round_waits(row: Any) -> Any:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     run_lines(),
-    st.tuples(BOUNDS, BOUNDS, st.sampled_from([0, 0, 1, 100])),
+    st.tuples(BOUNDS, BOUNDS, st.sampled_from([0, 0, 1, 100, 1700])),
     st.sampled_from(ZONES),
     st.sampled_from(ZONES),
     st.sampled_from(["", "day", "week", "month"]),
@@ -315,7 +331,7 @@ def test_reports_from_sums_equal_reports_from_lines(
     since, length, more = bounds
     request = {
         **chosen,
-        "since": at(since - DAY).isoformat(),
+        "since": at(since - DAY + more // 2).isoformat(),
         "until": at(since + max(length, 60) + more).isoformat(),
         "clusters": ["c1"],
         "zone": asked_zone,
@@ -331,10 +347,12 @@ def test_reports_from_sums_equal_reports_from_lines(
                 with track_lines(books, "c1", [line.job_id]):
                     put_lines(books, [line])
         assert read_sums(books) == recount(books)
-        with_sums = ask_reports(site, who, request)
+        by_time = {name: request[name] for name in ("since", "until", "clusters", "zone", "by")}
+        with_sums = [*ask_reports(site, who, request), site.ask("reports.cluster", who, **by_time)]
         with transaction(books):
             books.execute("DELETE FROM summed")
-        for reply, expected in zip(with_sums, ask_reports(site, who, request), strict=True):
+        from_lines = [*ask_reports(site, who, request), site.ask("reports.cluster", who, **by_time)]
+        for reply, expected in zip(with_sums, from_lines, strict=True):
             assert not expected.is_summed
             rows = map(round_waits, expected.rows) if reply.is_summed else expected.rows
             assert reply.rows == tuple(rows)
@@ -465,3 +483,46 @@ def test_reports_search_sums_and_lines_by_index(site: Site) -> None:
         assert any(plan.startswith(f"SEARCH {table} USING PRIMARY KEY") for plan in plans)
     assert any("line_by_end" in plan for plan in plans)
     assert not [plan for plan in plans if plan.startswith("SCAN") and "json_each" not in plan]
+
+
+def test_capacity_from_sums_equals_lines_where_bounds_cut_quarters(site: Site) -> None:
+    site.now = at(100 * DAY)
+    path = database_path(site.settings.state_dir)
+    begin, end = DAY + 11 * HOUR + 600, 3 * DAY + 120
+    # Runs that are eligible, start or end in a cut quarter, or pass it; and one that never started.
+    times = [
+        (begin - HOUR, begin - 100, end + HOUR),
+        (begin - 200, begin + 100, begin + 200),
+        (begin + 100, begin + 200, begin + HOUR),
+        (begin - HOUR, begin + 7 * HOUR, begin + 8 * HOUR),
+        (end - HOUR, end - 50, end + 50),
+        (end - 50, end + 50, end + HOUR),
+        (begin - 300, None, end + 300),
+    ]
+    with closing(open_database(path, MIGRATIONS)) as books:
+        with transaction(books):
+            books.execute("DELETE FROM line")
+            books.execute("DELETE FROM summed")
+            add_cluster(books, "c1", "UTC")
+            for number, (eligible, start, ended) in enumerate(times, 1):
+                line = UsageLine(
+                    cluster="c1",
+                    job_id=number,
+                    label="",
+                    eligible_us=us(eligible),
+                    start_us=0 if start is None else us(start),
+                    end_us=us(ended),
+                    state="COMPLETED",
+                    cpus=number % 3,
+                    requested_cpus=1,
+                    tres_allocated="gres/gpu=1",
+                )
+                with track_lines(books, "c1", [number]):
+                    put_lines(books, [line])
+        request = {"since": at(begin).isoformat(), "until": at(end).isoformat(), "clusters": ["c1"]}
+        summed = site.ask("reports.cluster", ROOT, **request, by="day")
+        books.execute("DELETE FROM summed")
+        expected = site.ask("reports.cluster", ROOT, **request, by="day")
+    assert (summed.is_summed, expected.is_summed) == (True, False)
+    assert summed.rows == expected.rows
+    assert all(row.planned_cpu_s and row.idle_cpu_s and row.allocated_gpu_s for row in summed.rows)

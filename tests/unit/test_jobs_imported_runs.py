@@ -32,7 +32,18 @@ def site(tmp_path: Path) -> LogSite:
 def dump(books: Clocked) -> dict[str, list[Any]]:
     """Return the rows of jobs.db that an import writes."""
     connection = open_reader(books.path)
-    tables = ("job", "run", "line", "accounted", "usage_sum", "wait_sum", "crossing", "irregular", "due")
+    tables = (
+        "job",
+        "run",
+        "line",
+        "accounted",
+        "usage_sum",
+        "wait_sum",
+        "capacity_sum",
+        "crossing",
+        "irregular",
+        "due",
+    )
     rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
     connection.close()
     return {table: sorted(found, key=repr) for table, found in rows.items()}

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from steward.core.sqlite import Connection
 from steward.jobs.line_queries import LineFilter, LineQuery, build_columns_condition
 from steward.jobs.lines import FullRunKey
-from steward.jobs.sum_tables import COMPLETE, UNKNOWN_UID, Cube
+from steward.jobs.sum_tables import UNKNOWN_UID, Cube, is_complete
 from steward.jobs.zone_days import ZoneDay
 
 Day = tuple[int, int]
@@ -187,7 +187,8 @@ class DaySums:
             f"{of_lines} AND end_us = 0 AND start_us > 0 AND start_us < {until_us}",
             (
                 "SELECT job_id FROM irregular "  # noqa: S608 -- numbers
-                f"WHERE cluster = $of_cluster AND end_us >= {since_us} AND start_us < {until_us}"
+                f"WHERE cluster = $of_cluster AND end_us >= {since_us} AND since_us < {until_us} "
+                "AND is_daily = 0"
             ),
         ]
         for begin_us, end_us in self.edges:
@@ -214,7 +215,7 @@ class DaySums:
         """Return the ended runs of the periods that no sum includes."""
         rows = self._connection.execute(
             "SELECT job_id, submit_us, restarts FROM irregular "
-            "WHERE cluster = ? AND end_us >= ? AND start_us < ?",
+            "WHERE cluster = ? AND end_us >= ? AND since_us < ? AND is_daily = 0",
             (self._cluster, self.bounds_us[0], self.bounds_us[-1]),
         )
         return set(rows.fetchall())
@@ -228,10 +229,7 @@ def open_day_sums(connection: Connection, cluster: str, bounds_us: Sequence[int]
         cluster: Cluster name.
         bounds_us: Start of each period and end of the last, µs since the epoch.
     """
-    is_complete = connection.execute(
-        "SELECT 1 FROM summed WHERE cluster = ? AND upto = ?", (cluster, COMPLETE)
-    ).fetchone()
-    if is_complete is None:
+    if not is_complete(connection, cluster):
         return None
     rows = connection.execute(
         "SELECT begin_us, end_us, month_us FROM summed_day "

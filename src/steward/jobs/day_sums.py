@@ -1,4 +1,4 @@
-"""Day sums in jobs.db: usage and waits of ended runs by day and month, for reports.
+"""Day sums in jobs.db: usage, waits and capacity of ended runs by time, for reports.
 
 A sum is what the accounting lines of ended runs add up to, for one day or month of a cluster and
 the other columns of its table (:mod:`steward.jobs.sum_tables`). Whoever changes lines does so
@@ -8,7 +8,8 @@ whatever order facts arrive.
 
 Sums hold *regular* runs only: those whose usage of a period is the sum of that of its days, to the
 second. All others are listed in table ``irregular`` and read from their lines: resized runs, runs
-suspended on more than one day, times with fractions of a second, and implausible amounts.
+suspended on more than one day, times with fractions of a second, and implausible amounts. Sums of
+capacity also leave out runs with any suspension, and those in a reservation.
 
 Days are cut in the cluster's zone; a change of zone rebuilds the sums, in small parts. The same
 functions maintain the node index (:mod:`steward.jobs.node_runs`).
@@ -27,11 +28,13 @@ from steward.core.sqlite import Connection
 from steward.jobs.lines import TEXT_FIELDS, FullRunKey
 from steward.jobs.node_runs import NodeEnd, drop_node_runs, write_node_runs
 from steward.jobs.sum_tables import (
+    CAPACITY,
     COMPLETE,
     CROSSING,
     CUBES,
     DAYS,
     IRREGULAR,
+    QUARTER_S,
     SUMMED,
     TABLES,
     UNKNOWN_UID,
@@ -45,6 +48,7 @@ from steward.jobs.sum_tables import (
     round_wait,
 )
 from steward.jobs.zone_days import ZoneDay, cut_days, describe_zone
+from steward.slurm.arrays import count_tasks
 from steward.slurm.job_states import FINISHED
 from steward.slurm.times import load_zone
 from steward.slurm.tres import count_gpus
@@ -55,6 +59,8 @@ _MAX_LENGTH_US: Final = 400 * 86_400 * _US
 """Maximum length of a regular run: a wrong start time must not write thousands of rows."""
 _MAX_AMOUNT: Final = 1 << 24
 """Maximum of CPUs, GPUs and nodes of a regular run, so that no sum exceeds 64 bits."""
+_MAX_PLANNED: Final = 1 << 40
+"""Maximum of CPUs that the tasks of an array wait for, for the same reason."""
 REBUILD_JOBS: Final = 2000
 """Number of job ids that one step of a rebuild sums."""
 _PUT_SUMMED: Final = SUMMED.build_upsert()
@@ -89,6 +95,8 @@ class _RunLine(NamedTuple):
     tres_allocated: str
     state: str
     nodelist: str
+    reservation: str
+    array_task: str
 
 
 def _read_column(name: str) -> str:
@@ -212,31 +220,42 @@ class _Changes:
         """Add a run, or subtract it with a ``sign`` of -1."""
         line = run[0]
         # A resized run that has not ended has lines of former sizes only.
-        if line.piece_us or not any(piece.start_us for piece in run):
+        if line.piece_us:
             return
         gpus = count_gpus(line.tres_allocated)
         days = _cut_regular(run, gpus, self._zone)
-        if not days:
-            start_us = min(piece.start_us for piece in run if piece.start_us)
+        if days:
+            self._add_usage(line, gpus, days, sign)
+            self._add_wait(line, days[0], sign)
+            self.crossing[sign] += [
+                CrossingRun(self._cluster, day.begin_us, *key) for day in days[:-1]
+            ]
+            if sign > 0:
+                self.days.update(days)
+        # Where a suspension or a reservation counts depends on the report.
+        if line.suspended_s or line.reservation or not (days or _is_regular_wait(run)):
             end_us = max(max(piece.start_us, piece.end_us) for piece in run)
-            self.irregular[sign].append(IrregularRun(self._cluster, *key, end_us, start_us))
-            return
-        self._add_usage(line, gpus, days, sign)
-        self._add_wait(line, days[0], sign)
-        self.crossing[sign] += [CrossingRun(self._cluster, day.begin_us, *key) for day in days[:-1]]
-        if sign > 0:
-            self.days.update(days)
+            times = [at_us for piece in run for at_us in (piece.eligible_us, piece.start_us)]
+            since_us = min(filter(None, times), default=end_us)
+            irregular = IrregularRun(self._cluster, *key, end_us, since_us, is_daily=bool(days))
+            self.irregular[sign].append(irregular)
+        else:
+            self._add_capacity(line, gpus, sign)
 
     def _add(
         self, cube: Cube[Any], day: tuple[bool, int], group: tuple[Any, ...], amounts: Sequence[int]
     ) -> None:
         """Add amounts to a row of a cube; ``day`` is its day or month."""
+        row = self._get_row(cube, *day, *group)
+        row[:] = map(add, row, amounts)
+
+    def _get_row(self, cube: Cube[Any], *key: Any) -> list[int]:
+        """Return the amounts to add to a row of a cube."""
         sums = self.sums[cube]
-        row = sums.get((self._cluster, *day, *group))
+        row = sums.get((self._cluster, *key))
         if row is None:
-            sums[self._cluster, *day, *group] = list(amounts)
-        else:
-            row[:] = map(add, row, amounts)
+            row = sums[self._cluster, *key] = [0] * len(cube.amounts)
+        return row
 
     def _add_usage(self, line: _RunLine, gpus: int, days: Sequence[ZoneDay], sign: int) -> None:
         """Add the usage of a run to its days and months."""
@@ -269,6 +288,47 @@ class _Changes:
         group = (line.partition, 1 << cpus.bit_length() >> 1, wait_s)
         self._add(WAITS, (False, day.begin_us), group, (sign,))
         self._add(WAITS, (True, day.month_us), group, (sign,))
+
+    def _add_capacity(self, line: _RunLine, gpus: int, sign: int) -> None:
+        """Add what a run had allocated, and waited for, to the quarters."""
+        end_s = line.end_us // _US
+        begin_s = line.start_us // _US or end_s
+        for index, amount in enumerate((line.cpus, gpus)):
+            self._add_span(2 * index, begin_s, end_s, amount * sign)
+        if line.eligible_us:
+            self._add_span(4, line.eligible_us // _US, begin_s, _count_planned_cpus(line) * sign)
+
+    def _add_span(self, index: int, begin_s: int, end_s: int, amount: int) -> None:
+        """Add an amount from one time to another: seconds at an index, the change at the next."""
+        if begin_s >= end_s or not amount:
+            return
+        first_s, last_s = begin_s - begin_s % QUARTER_S, end_s - end_s % QUARTER_S
+        if first_s == last_s:
+            self._get_row(CAPACITY, first_s)[index] += amount * (end_s - begin_s)
+            return
+        following_s = first_s + QUARTER_S
+        self._get_row(CAPACITY, first_s)[index] += amount * (following_s - begin_s)
+        self._get_row(CAPACITY, following_s)[index + 1] += amount
+        last = self._get_row(CAPACITY, last_s)
+        last[index] += amount * (end_s - last_s)
+        last[index + 1] -= amount
+
+
+def _count_planned_cpus(line: _RunLine) -> int:
+    """Return the number of CPUs that a run waited for."""
+    tasks = 1 if line.start_us else max(1, count_tasks(line.array_task))
+    return line.requested_cpus * tasks
+
+
+def _is_regular_wait(run: Sequence[_RunLine]) -> bool:
+    """Return whether a run that never started waited for a plausible time and number of CPUs."""
+    line = run[0]
+    return (
+        len(run) == 1
+        and not line.start_us
+        and line.eligible_us <= line.end_us
+        and 0 <= _count_planned_cpus(line) <= _MAX_PLANNED
+    )
 
 
 def _count_seconds(line: _RunLine, day: ZoneDay) -> int:
@@ -318,6 +378,7 @@ def _cut_regular(run: Sequence[_RunLine], gpus: int, zone: tzinfo) -> list[ZoneD
     amounts = (line.cpus, line.requested_cpus, line.nodes, gpus)
     if (
         len(run) > 1
+        or not line.start_us
         or line.start_us % _US
         or line.end_us % _US
         or not line.eligible_us <= line.start_us <= line.end_us

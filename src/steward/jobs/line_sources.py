@@ -27,6 +27,7 @@ from steward.core.extensions import load_offer
 from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
 from steward.core.timestamps import from_micros
+from steward.jobs.capacity_sums import CapacitySums, open_capacity_sums
 from steward.jobs.day_sum_queries import DaySums, open_day_sums
 from steward.jobs.day_sums import list_complete_clusters
 from steward.jobs.line_queries import (
@@ -106,14 +107,27 @@ class DatabaseSource:
         self._among = among
 
     @contextmanager
-    def open_sums(self, cluster: str, bounds_us: Sequence[int]) -> Iterator[DaySums | None]:
-        """Open day sums, see :func:`open_day_sums`; the body reads one snapshot of the database."""
+    def _open_snapshot(self) -> Iterator[None]:
         with translate_errors(self._name):
             self._connection.execute("BEGIN")
             try:
-                yield open_day_sums(self._connection, cluster, bounds_us)
+                yield
             finally:
                 self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def open_sums(self, cluster: str, bounds_us: Sequence[int]) -> Iterator[DaySums | None]:
+        """Open day sums, see :func:`open_day_sums`; the body reads one snapshot of the database."""
+        with self._open_snapshot():
+            yield open_day_sums(self._connection, cluster, bounds_us)
+
+    @contextmanager
+    def open_capacity_sums(
+        self, cluster: str, bounds_s: Sequence[int]
+    ) -> Iterator[CapacitySums | None]:
+        """Open sums of capacity, see :func:`open_capacity_sums`, likewise."""
+        with self._open_snapshot():
+            yield open_capacity_sums(self._connection, cluster, bounds_s)
 
     def limit_to(self, jobs: LineQuery) -> "DatabaseSource":
         """Return a source of the lines of some jobs only, whose ids a query selects."""

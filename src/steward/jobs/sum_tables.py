@@ -1,9 +1,10 @@
 """Tables of sums in jobs.db, and their schema. :mod:`steward.jobs.day_sums` maintains them.
 
 A :class:`Cube` adds up amounts of ended runs by the columns of its key: ``usage_sum`` and
-``wait_sum`` by day and by month. Beside them: ``summed`` (clusters with sums), ``summed_day`` (days
-with sums), ``crossing`` (days that a run touches before the day of its end, which the index of ends
-misses) and ``irregular`` (ended runs that no sum includes).
+``wait_sum`` by day and by month, ``capacity_sum`` by quarter of an hour. Beside them: ``summed``
+(clusters with sums), ``summed_day`` (days with sums), ``crossing`` (days that a run touches before
+the day of its end, which the index of ends misses) and ``irregular`` (ended runs that a sum leaves
+out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ UNKNOWN_UID: Final = -1
 """Stored instead of an unknown uid, because a key has no NULL."""
 COMPLETE: Final = 2**63 - 1
 """``SummedCluster.upto`` of a cluster whose sums are complete."""
+QUARTER_S: Final = 900
+"""Length of a quarter of an hour, in seconds."""
 _SMALLEST_ROUNDED: Final = 32
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -111,15 +114,44 @@ class CrossingRun(msgspec.Struct, frozen=True):
     restarts: int
 
 
+class SummedCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Allocated and awaited resources of regular runs in a quarter of an hour.
+
+    Attributes:
+        begin_s: Begin of the quarter, seconds since the epoch.
+        cpu_s: Allocated CPUs times seconds in the quarter, of runs that began or ended in it.
+        cpus: Change of the number of CPUs that other runs had, from the begin of the quarter on.
+        gpu_s: The same as ``cpu_s`` for GPUs.
+        gpus: The same as ``cpus`` for GPUs.
+        planned_cpu_s: The same as ``cpu_s`` for CPUs that eligible runs waited for.
+        planned_cpus: The same as ``cpus`` for these.
+    """
+
+    cluster: str
+    begin_s: int
+    cpu_s: int
+    cpus: int
+    gpu_s: int
+    gpus: int
+    planned_cpu_s: int
+    planned_cpus: int
+
+
 class IrregularRun(msgspec.Struct, frozen=True):
-    """Ended run that no sum includes."""
+    """Ended run that a sum leaves out.
+
+    Attributes:
+        since_us: When it became eligible or started, whichever is known and earlier.
+        is_daily: Whether sums by day include it, but not those of capacity.
+    """
 
     cluster: str
     job_id: int
     submit_us: int
     restarts: int
     end_us: int
-    start_us: int
+    since_us: int
+    is_daily: bool
 
 
 class Cube(Generic[Record]):
@@ -167,14 +199,15 @@ SUMMED: Final = Table(SummedCluster, "summed", key="cluster", later=("rules",))
 DAYS: Final = Table(SummedDay, "summed_day", key="cluster, begin_us")
 USAGE: Final = Cube(SummedUsage, "usage_sum", 8)
 WAITS: Final = Cube(SummedWaits, "wait_sum", 6)
-CUBES: Final = (USAGE, WAITS)
+CAPACITY: Final = Cube(SummedCapacity, "capacity_sum", 2)
+CUBES: Final = (USAGE, WAITS, CAPACITY)
 CROSSING: Final = Table(
     CrossingRun, "crossing", key="cluster, begin_us, job_id, submit_us, restarts"
 )
 IRREGULAR: Final = Table(
     *(IrregularRun, "irregular"),
     key="cluster, job_id, submit_us, restarts",
-    indexes={"by_times": Index("cluster, end_us, start_us")},
+    indexes={"by_times": Index("cluster, end_us, since_us")},
 )
 _REBUILT: Final = (DAYS, *(cube.table for cube in CUBES), CROSSING, IRREGULAR)
 TABLES: Final = (SUMMED, *_REBUILT)
@@ -187,3 +220,11 @@ SUMS_SCHEMA: Final = f"""
     UPDATE summed SET upto = 0;
 """  # noqa: S608 -- our own names
 """Script that creates the tables but ``summed``, and makes the worker sum all lines."""
+
+
+def is_complete(connection: Connection, cluster: str) -> bool:
+    """Return whether all lines of a cluster are summed."""
+    row = connection.execute(
+        "SELECT 1 FROM summed WHERE cluster = ? AND upto = ?", (cluster, COMPLETE)
+    ).fetchone()
+    return row is not None

@@ -280,32 +280,31 @@ def report_cluster(context: ReportsContext, asker: Caller, request: ClusterReque
             "permission denied: only operators may see the usage of this cluster (PrivateData)"
         )
     rows: list[ClusterRow] = []
+    unsummed: set[str] = set()
     with context.open_reader() as history:
         for name in clusters:
-            runs = context.iter_runs(
-                JobReportRequest(), (name,), None, report_scope.periods, CAPACITY_FIELDS
-            )
-            rows += _build_cluster_rows(
-                name, runs, Periods(report_scope.bounds_us), report_scope.bounds_us, history
-            )
+            rows += _build_cluster_rows(context, report_scope, name, history, unsummed)
     rows.sort(key=lambda row: (row.period, row.cluster))
     return ClusterReply(
         periods=report_scope.periods,
         zone=report_scope.zone,
         is_default=not request.since,
+        is_summed=not unsummed,
         rows=tuple(rows),
         sensor=context.settings.sensor.enabled,
     )
 
 
 def _build_cluster_rows(
+    context: ReportsContext,
+    report_scope: ReportScope,
     name: str,
-    runs: Iterable[RunPieces],
-    periods: Periods,
-    bounds_us: list[int],
     history: HistoryReader | None,
+    unsummed: set[str],
 ) -> list[ClusterRow]:
-    """Build a cluster's rows, one for each period."""
+    """Build a cluster's rows, one for each period; add it to ``unsummed`` if all runs are read."""
+    bounds_us = report_scope.bounds_us
+    periods = Periods(bounds_us)
     since_us, until_us = bounds_us[0], bounds_us[-1]
     begins_us = history.find_nodes_begin_us([name]) if history else None
     known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
@@ -319,10 +318,7 @@ def _build_cluster_rows(
     # only. Before that time the buckets need no full hours, because nothing is compared.
     bounds_s = add_full_hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
     capacity = Capacity(bounds_s, nodes, reserved)
-    jobs = [0] * periods.count
-    for run in runs:
-        capacity.add_run(run, periods)
-        periods.count_run(run, jobs)
+    jobs = _add_runs(context, report_scope, name, capacity, known_us // _US, unsummed)
     buckets = [periods.find_period(at_s * _US) for at_s in bounds_s[:-1]]
     cpus, gpus = (
         _sum_by_period(counter.compute_parts(), buckets, periods)
@@ -344,6 +340,44 @@ def _build_cluster_rows(
             )
         )
     return rows
+
+
+def _add_runs(
+    context: ReportsContext,
+    report_scope: ReportScope,
+    name: str,
+    capacity: Capacity,
+    known_s: int,
+    unsummed: set[str],
+) -> list[int]:
+    """Add a cluster's runs to its capacity, from sums where it can; count them by period."""
+    bounds_us, report_periods = report_scope.bounds_us, report_scope.periods
+    periods = Periods(bounds_us)
+    jobs = [0] * periods.count
+    bounds_s = sorted({known_s, *(at_us // _US for at_us in bounds_us)})
+    with context.open_capacity(name, bounds_s, report_periods) as opened:
+        if opened is not None:
+            sums, runs = opened
+            capacity.add_sums(sums.list_rows())
+            for run, is_unsummed in runs:
+                if is_unsummed:
+                    capacity.add_run(run, periods)
+                else:
+                    capacity.add_cuts(run, sums.cuts)
+    if opened is not None:
+        kinds = (usage.CLUSTER_USAGE,)
+        for share in context.iter_shares(
+            *(JobReportRequest(), (name,), None, report_periods, kinds, unsummed)
+        ):
+            jobs[share.period] += share.jobs
+        return jobs
+    unsummed.add(name)
+    for run in context.iter_runs(
+        JobReportRequest(), (name,), None, report_periods, CAPACITY_FIELDS
+    ):
+        capacity.add_run(run, periods)
+        periods.count_run(run, jobs)
+    return jobs
 
 
 def _pair_reservations(

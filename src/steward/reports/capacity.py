@@ -10,9 +10,10 @@ The rules are slurmdbd's for ``sreport cluster``:
 Amounts are capped hour by hour: a part that exceeds the remaining capacity is cut off. Hours
 therefore cannot be summed first.
 
-:class:`Capacity` takes nodes, reservations and runs, and keeps one :class:`ResourceCounter` for
-CPUs and one for GPUs. A counter holds five :class:`BucketSums` (a sum for each bucket of time) and
-returns the capped :class:`ResourceParts` of each bucket. Used by ``reports.cluster``.
+:class:`Capacity` takes nodes, reservations, and runs or their sums. It keeps one
+:class:`ResourceCounter` for CPUs and one for GPUs. A counter holds five :class:`BucketSums` (a sum
+for each bucket of time) and returns the capped :class:`ResourceParts` of each bucket. Used by
+``reports.cluster``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,6 +24,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from steward.jobs.capacity_sums import CapacityRow
+from steward.jobs.sum_tables import QUARTER_S
 from steward.reports.history.spans import (
     OPEN_US,
     REMOVED,
@@ -89,6 +92,10 @@ class BucketSums:
         part[last] += amount * (end_s - bounds[last])
         self._full[first] += amount
         self._full[last] -= amount
+
+    def add_seconds(self, at_s: int, seconds: int) -> None:
+        """Add an amount times seconds to the bucket that contains a time."""
+        self._part[bisect_right(self._bounds, at_s) - 1] += seconds
 
     def compute_sums(self) -> list[int]:
         """Return the sum of each bucket."""
@@ -272,8 +279,7 @@ class Capacity:
             if piece.reservation in self._reserved and self._is_reserved(piece, begin, end):
                 continue
             if piece is run[0] and piece.eligible_us:
-                tasks = 1 if start_us else max(1, count_tasks(piece.array_task))
-                self._plan(piece.eligible_us // _US, begin, piece.requested_cpus * tasks)
+                self._plan(piece.eligible_us // _US, begin, _count_planned_cpus(piece))
             if begin < end:
                 spans = (
                     ((begin, end - begin),) if not piece.suspended_s else periods.iter_spans(piece)
@@ -284,12 +290,50 @@ class Capacity:
                     if gpus:
                         self.gpus.allocated.add(since, since + seconds, gpus)
 
+    def add_sums(self, rows: Iterable[CapacityRow]) -> None:
+        """Add sums by quarter of an hour, see :class:`steward.jobs.capacity_sums.CapacitySums`."""
+        counted = (self.cpus.allocated, self.gpus.allocated, self.cpus.planned)
+        for begin_s, *amounts in rows:
+            for bucket_sums, seconds, change in zip(
+                counted, amounts[::2], amounts[1::2], strict=True
+            ):
+                if seconds:
+                    bucket_sums.add_seconds(begin_s, seconds)
+                if change:
+                    bucket_sums.add(begin_s, self._end_s, change)
+
+    def add_cuts(self, run: RunPieces, cuts: Iterable[int]) -> None:
+        """Add what :meth:`add_sums` lacks of a run in the quarters that a bound cuts."""
+        piece = run[0]
+        end_s = piece.end_us // _US
+        begin_s = piece.start_us // _US or end_s
+        spans = [
+            (self.cpus.allocated, begin_s, end_s, piece.cpus),
+            (self.gpus.allocated, begin_s, end_s, piece.gpus),
+        ]
+        if piece.eligible_us:
+            planned_cpus = _count_planned_cpus(piece)
+            spans.append((self.cpus.planned, piece.eligible_us // _US, begin_s, planned_cpus))
+        for cut_s in cuts:
+            quarter = range(cut_s, cut_s + QUARTER_S)
+            for bucket_sums, since_s, until_s, amount in spans:
+                # Others had it all of the quarter, or nothing: that is a change before it.
+                if since_s in quarter or until_s in quarter:
+                    clipped = max(since_s, quarter.start), min(until_s, quarter.stop)
+                    bucket_sums.add(*clipped, amount)
+
     def _is_reserved(self, piece: RunPiece, begin: int, end: int) -> bool:
         """Return whether the piece ran within a reservation that is already counted."""
         return any(
             since < max(end, begin + 1) and begin < until
             for since, until in self._reserved[piece.reservation]
         )
+
+
+def _count_planned_cpus(piece: RunPiece) -> int:
+    """Return the number of CPUs that a run waited for."""
+    tasks = 1 if piece.start_us else max(1, count_tasks(piece.array_task))
+    return piece.requested_cpus * tasks
 
 
 @lru_cache(maxsize=4096)

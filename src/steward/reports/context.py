@@ -4,8 +4,8 @@
 the job records (through the accounting context) and opens the node history.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, tzinfo
 from itertools import islice
 from typing import Any, Final
@@ -16,12 +16,14 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
+from steward.jobs.capacity_sums import CapacitySums
 from steward.jobs.day_sum_queries import DaySums
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.line_sources import DatabaseSource, open_line_source
+from steward.jobs.lines import FullRunKey
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
-from steward.reports.runs import FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
+from steward.reports.runs import CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
 from steward.reports.usage import ShareKind, cut_edges
 from steward.slurm.times import load_zone
 
@@ -99,6 +101,37 @@ class ReportsContext:
             # No job was recorded yet: an empty report, not an error.
             return iter(())
         return read_runs(source, line_filter, fields)
+
+    @contextmanager
+    def open_capacity(
+        self, cluster: str, bounds_s: Sequence[int], periods: Sequence[Period]
+    ) -> Iterator[tuple[CapacitySums, Iterator[tuple[RunPieces, bool]]] | None]:
+        """Open the sums for a capacity report, with the runs to read besides; None without sums.
+
+        Args:
+            cluster: Cluster name.
+            bounds_s: Bounds of the report, in order, seconds since the epoch.
+            periods: The periods, in order of time.
+
+        Yields:
+            The sums; and each run, with whether the sums lack it, or only cut quarters of it.
+        """
+        line_filter = _make_filter(JobReportRequest(), (cluster,), None, periods)
+        try:
+            source = open_line_source(self.settings, line_filter, duplicates=True)
+        except SqliteMissing:
+            yield None
+            return
+        if not isinstance(source, DatabaseSource):
+            yield None
+            return
+        with source.open_capacity_sums(cluster, bounds_s) as sums:
+            if sums is None:
+                yield None
+                return
+            irregular = sums.list_irregular()
+            runs = read_runs(source.limit_to(sums.select_jobs()), line_filter, CAPACITY_FIELDS)
+            yield sums, ((run, not _is_regular(run, irregular)) for run in runs)
 
     def iter_shares(
         self,
@@ -185,10 +218,14 @@ def _read_with_sums(
         regular: list[RunPieces] = []
         unsummed: list[RunPieces] = []
         for run in batch:
-            last = run[-1]
-            is_regular = len(run) == 1 and last.is_run and last.end_us
-            key = (last.job_id, last.submit_us, last.restarts)
-            (regular if is_regular and key not in irregular else unsummed).append(run)
+            (regular if _is_regular(run, irregular) else unsummed).append(run)
         for kind in kinds:
             yield from kind.share_rounded(unsummed, every)
             yield from kind.share_rounded(regular, edges)
+
+
+def _is_regular(run: RunPieces, irregular: Container[FullRunKey]) -> bool:
+    """Return whether sums include a run."""
+    last = run[-1]
+    key = (last.job_id, last.submit_us, last.restarts)
+    return len(run) == 1 and last.is_run and bool(last.end_us) and key not in irregular

@@ -187,6 +187,7 @@ USER_USAGE: Final = ShareKind(UsageShare, USAGE, _ACCOUNT_GROUP, partial(share_u
 PARTITION_USAGE: Final = ShareKind(
     UsageShare, USAGE, ("partition",), partial(share_usage, group=("partition",))
 )
+CLUSTER_USAGE: Final = ShareKind(UsageShare, USAGE, (), partial(share_usage, group=()))
 PARTITION_WAITS: Final = ShareKind(
     WaitShare, WAITS, ("partition", "wait_s"), share_waits, _round_wait_share
 )
