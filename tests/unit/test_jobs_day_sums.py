@@ -95,6 +95,7 @@ def facts(draw: Any) -> list[Event]:
                     requested_cpus=draw(st.integers(1, 4)),
                     nodes=1,
                     tres_allocated=draw(st.sampled_from(["", "cpu=4,gres/gpu=2"])),
+                    time_limit_s=draw(st.sampled_from([None, 600])),
                     nodelist=draw(st.sampled_from(["", "n1", "n-1,n2", "n[1-3]", "n[1-"])),
                 )
                 events.append(event)
@@ -256,7 +257,12 @@ def run_lines(draw: Any) -> list[UsageLine]:
             reservation=draw(st.sampled_from(["", "", "", "maint"])),
             array_task=draw(st.sampled_from(["", "1-3"])),
             nodes=draw(st.integers(0, 2)),
-            tres_allocated=draw(st.sampled_from(["", "gres/gpu=2"])),
+            tres_allocated=draw(st.sampled_from(["", "mem=3G,gres/gpu=2"])),
+            time_limit_s=draw(st.sampled_from([None, 0, HOUR])),
+            user_us=draw(st.sampled_from([None, 0, 1_234_567])),
+            cgroup_user_us=draw(st.sampled_from([None, 7_654_321])),
+            peak_bytes=draw(st.sampled_from([None, 0, 123_456_789])),
+            peak_allocated_bytes=draw(st.sampled_from([None, 1 << 30])),
         )
         lines.append(line)
         if length and not draw(st.integers(0, 5)):
@@ -283,6 +289,7 @@ BOUNDS = st.tuples(st.integers(0, 16 * 4), STRIDES).map(lambda bound: bound[0] *
 SUMMED_REPORTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accounts", {}),
     ("users", {}),
+    ("waste", {}),
     ("partitions", {}),
     ("waits", {}),
     ("waits", {"group": "size"}),

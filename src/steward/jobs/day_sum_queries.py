@@ -69,6 +69,30 @@ class WaitShare(NamedTuple):
     runs: int
 
 
+class WasteShare(NamedTuple):
+    """Waste of a group of runs that ended in one period of a report: then the fields of Waste.
+
+    Attributes:
+        period: Index of the period.
+    """
+
+    period: int
+    cluster: str
+    account: str
+    user: str
+    uid: int | None
+    ended: int
+    measured: int
+    measured_cpu_s: int
+    used_cpu_ms: int
+    memory_measured: int
+    memory_mib_s: int
+    used_memory_mib_s: int
+    limited: int
+    limit_s: int
+    elapsed_s: int
+
+
 class DaySums:
     """Day sums of one cluster for the periods of a report.
 

@@ -47,6 +47,7 @@ from steward.jobs.sum_tables import (
     SummedDay,
     round_wait,
 )
+from steward.jobs.waste import Waste, measure_waste
 from steward.jobs.zone_days import ZoneDay, cut_days, describe_zone
 from steward.slurm.arrays import count_tasks
 from steward.slurm.job_states import FINISHED
@@ -59,8 +60,11 @@ _MAX_LENGTH_US: Final = 400 * 86_400 * _US
 """Maximum length of a regular run: a wrong start time must not write thousands of rows."""
 _MAX_AMOUNT: Final = 1 << 24
 """Maximum of CPUs, GPUs and nodes of a regular run, so that no sum exceeds 64 bits."""
+_MAX_WASTE: Final = 1 << 57
+"""Maximum of each amount of waste of a regular run, for the same reason."""
 _MAX_PLANNED: Final = 1 << 40
 """Maximum of CPUs that the tasks of an array wait for, for the same reason."""
+_NO_WASTE: Final = Waste()
 REBUILD_JOBS: Final = 2000
 """Number of job ids that one step of a rebuild sums."""
 _PUT_SUMMED: Final = SUMMED.build_upsert()
@@ -97,10 +101,23 @@ class _RunLine(NamedTuple):
     nodelist: str
     reservation: str
     array_task: str
+    time_limit_s: int | None
+    user_us: int | None
+    system_us: int | None
+    cgroup_user_us: int | None
+    cgroup_system_us: int | None
+    peak_bytes: int | None
+    peak_allocated_bytes: int | None
+
+
+_FIRST_USED: Final = _RunLine._fields.index("time_limit_s")
+"""Index of the first field of the run's use."""
 
 
 def _read_column(name: str) -> str:
-    """Return the SQL of a column of a line, with a value instead of NULL."""
+    """Return the SQL of a column of a line, with a value instead of NULL, but not of its use."""
+    if name in _RunLine._fields[_FIRST_USED:]:
+        return f'"{name}"'
     absent = UNKNOWN_UID if name == "uid" else "''" if name in TEXT_FIELDS else 0
     return f'coalesce("{name}", {absent})'
 
@@ -223,9 +240,10 @@ class _Changes:
         if line.piece_us:
             return
         gpus = count_gpus(line.tres_allocated)
-        days = _cut_regular(run, gpus, self._zone)
+        waste = measure_waste(run)
+        days = _cut_regular(run, gpus, waste, self._zone)
         if days:
-            self._add_usage(line, gpus, days, sign)
+            self._add_usage(line, gpus, days, waste, sign)
             self._add_wait(line, days[0], sign)
             self.crossing[sign] += [
                 CrossingRun(self._cluster, day.begin_us, *key) for day in days[:-1]
@@ -257,7 +275,9 @@ class _Changes:
             row = sums[self._cluster, *key] = [0] * len(cube.amounts)
         return row
 
-    def _add_usage(self, line: _RunLine, gpus: int, days: Sequence[ZoneDay], sign: int) -> None:
+    def _add_usage(
+        self, line: _RunLine, gpus: int, days: Sequence[ZoneDay], waste: Waste, sign: int
+    ) -> None:
         """Add the usage of a run to its days and months."""
         group = line[4:9]
         months: dict[int, list[int]] = {}
@@ -269,6 +289,7 @@ class _Changes:
                 *(sign, sign * (day is days[0])),
                 *(line.cpus * seconds, gpus * seconds, line.nodes * seconds),
                 *(sign * (is_over and is_success), sign * (is_over and not is_success)),
+                *(sign * amount for amount in (waste if day is days[-1] else _NO_WASTE)),
             ]
             self._add(USAGE, (False, day.begin_us), group, amounts)
             if day.month_us in months:
@@ -372,7 +393,7 @@ def _list_node_ends(runs: _RunLines) -> Iterator[NodeEnd]:
                 yield line.nodelist, line.job_id, line.end_us // _US
 
 
-def _cut_regular(run: Sequence[_RunLine], gpus: int, zone: tzinfo) -> list[ZoneDay]:
+def _cut_regular(run: Sequence[_RunLine], gpus: int, waste: Waste, zone: tzinfo) -> list[ZoneDay]:
     """Return the days on which a regular run was active; none if the run is irregular."""
     line = run[0]
     amounts = (line.cpus, line.requested_cpus, line.nodes, gpus)
@@ -385,6 +406,7 @@ def _cut_regular(run: Sequence[_RunLine], gpus: int, zone: tzinfo) -> list[ZoneD
         or line.end_us - line.start_us > _MAX_LENGTH_US
         or not 0 <= min(amounts) <= max(amounts) <= _MAX_AMOUNT
         or line.suspended_s < 0
+        or not 0 <= min(waste) <= max(waste) <= _MAX_WASTE
     ):
         return []
     days = cut_days(line.start_us, line.end_us, zone)

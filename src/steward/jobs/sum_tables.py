@@ -65,6 +65,8 @@ class SummedUsage(msgspec.Struct, frozen=True, kw_only=True):
         node_s: The same for nodes.
         completed: Number of runs that ended successfully in that time.
         failed: Number of runs that ended otherwise.
+        ended: Number of runs that ended in that time; this and all following fields are of
+            :class:`steward.jobs.waste.Waste`.
     """
 
     cluster: str
@@ -82,6 +84,16 @@ class SummedUsage(msgspec.Struct, frozen=True, kw_only=True):
     node_s: int
     completed: int
     failed: int
+    ended: int
+    measured: int
+    measured_cpu_s: int
+    used_cpu_ms: int
+    memory_measured: int
+    memory_mib_s: int
+    used_memory_mib_s: int
+    limited: int
+    limit_s: int
+    elapsed_s: int
 
 
 class SummedWaits(msgspec.Struct, frozen=True, kw_only=True):

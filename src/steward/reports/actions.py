@@ -52,7 +52,7 @@ from steward.reports.requests import (
     divide_interval,
     resolve_interval,
 )
-from steward.reports.runs import ALL_FIELDS, CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces
+from steward.reports.runs import CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces
 
 _US: Final = 1_000_000
 Report = TypeVar("Report", bound=ReportReply)
@@ -104,7 +104,7 @@ def _report_jobs(
     is_all = all(scope.everything for scope in scopes.values())
     runs = context.iter_runs(
         *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
-        ALL_FIELDS if reply_type is WasteReply else FIELDS_WITHOUT_USE,
+        FIELDS_WITHOUT_USE,
     )
     return reply_type(
         periods=report_scope.periods,
@@ -246,12 +246,9 @@ def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest)
     Used% is used over allocated CPU time. Memory% is peak over allocated memory. Time% is elapsed
     time over the time limit. Users who wasted the most CPU time come first.
     """
-    return _report_jobs(
-        context,
-        caller,
-        request,
-        WasteReply,
-        lambda runs, periods: usage.report_waste(runs, periods, request.top),
+    return _report_shares(
+        *(context, caller, request, WasteReply, (usage.WASTE,)),
+        lambda shares: usage.report_waste(shares, request.top),
     )
 
 

@@ -23,7 +23,7 @@ from steward.jobs.line_sources import DatabaseSource, open_line_source
 from steward.jobs.lines import FullRunKey
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
-from steward.reports.runs import CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces, read_runs
+from steward.reports.runs import CAPACITY_FIELDS, Periods, RunPieces, read_runs
 from steward.reports.usage import ShareKind, cut_edges
 from steward.slurm.times import load_zone
 
@@ -167,7 +167,7 @@ class ReportsContext:
                         yield from _read_with_sums(source, sums, line_filter, kinds)
                         continue
             unsummed.add(cluster)
-            runs = read_runs(source, line_filter, FIELDS_WITHOUT_USE)
+            runs = read_runs(source, line_filter, max(kind.fields for kind in kinds))
             every = Periods(bounds_us)
             while batch := list(islice(runs, _BATCH_RUNS)):
                 for kind in kinds:
@@ -213,7 +213,8 @@ def _read_with_sums(
         yield from sums.list_shares(kind.share, kind.cube, line_filter, kind.columns)
     irregular = sums.list_irregular()
     every, edges = Periods(sums.bounds_us), cut_edges(sums)
-    runs = read_runs(source.limit_to(sums.select_jobs()), line_filter, FIELDS_WITHOUT_USE)
+    fields = max(kind.fields for kind in kinds)
+    runs = read_runs(source.limit_to(sums.select_jobs()), line_filter, fields)
     while batch := list(islice(runs, _BATCH_RUNS)):
         regular: list[RunPieces] = []
         unsummed: list[RunPieces] = []

@@ -2,22 +2,20 @@
 
 :func:`read_runs` yields each run once, as :data:`RunPieces`: a sequence of :class:`RunPiece`, more
 than one if the job was resized. :class:`Periods` computes how many seconds of a piece fall into
-each period. :func:`parse_memory_bytes` reads TRES strings. Times ending in ``_us`` are µs since the
+each period. Times ending in ``_us`` are µs since the
 epoch; 0 means unknown or not yet.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.jobs.line_sources import LineSource
 from steward.jobs.lines import TEXT_FIELDS
-from steward.slurm.tres import count_gpus, parse_tres
+from steward.slurm.tres import count_gpus
 
 _US: Final = 1_000_000
-_MIB: Final = 1 << 20
 
 
 class RunPiece(NamedTuple):
@@ -200,9 +198,3 @@ class Periods:
             if begin < until:
                 off_us = min(piece.suspended_s * _US, lasted_us) * (until - begin) // lasted_us
                 yield index, begin, (until - begin - off_us) // _US
-
-
-@lru_cache(maxsize=8192)
-def parse_memory_bytes(text: str) -> int:
-    """Return the memory in a TRES string, in bytes; 0 if it names none."""
-    return parse_tres(text).get("mem", 0) * _MIB

@@ -11,14 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from operator import attrgetter, itemgetter
+from operator import add, attrgetter, itemgetter
 from typing import Any, Final
 
 import msgspec
 
-from steward.jobs.day_sum_queries import DaySums, UsageShare, WaitShare
+from steward.jobs.day_sum_queries import DaySums, UsageShare, WaitShare, WasteShare
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.sum_tables import USAGE, WAITS, Cube, round_wait
+from steward.jobs.waste import Waste, measure_waste
 from steward.reports.requests import (
     AccountRow,
     JobCountsRow,
@@ -27,11 +28,14 @@ from steward.reports.requests import (
     WaitRow,
     WasteRow,
 )
-from steward.reports.runs import Periods, RunPiece, RunPieces, parse_memory_bytes
+from steward.reports.runs import ALL_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPiece, RunPieces
 from steward.slurm.job_states import FINISHED
 
 _US: Final = 1_000_000
+_MIB: Final = 1 << 20
 _SUCCESS_STATE: Final = "COMPLETED"
+_WASTE_GROUP: Final = len(WasteShare._fields) - len(Waste._fields)
+"""Number of leading fields of a share of waste that name its group; the others are amounts."""
 
 GroupKey = tuple[Any, ...]
 SizeClass = tuple[int, int]
@@ -79,6 +83,7 @@ class ShareKind(msgspec.Struct, frozen=True):
         share_runs: Yields the shares of runs in each period that counts.
         round_share: Rounds a share of runs as sums are.
         is_summed: Whether sums are fine enough; else the report reads every run.
+        fields: Number of fields to read of each piece; see :mod:`steward.reports.runs`.
     """
 
     share: type[Any]
@@ -87,6 +92,7 @@ class ShareKind(msgspec.Struct, frozen=True):
     share_runs: Callable[[Iterable[RunPieces], Periods], Iterator[Any]]
     round_share: Callable[[Any], Any] | None = None
     is_summed: bool = True
+    fields: int = FIELDS_WITHOUT_USE
 
     def can_sum(self, line_filter: LineFilter) -> bool:
         """Return whether sums are fine enough, and have the columns of a filter."""
@@ -147,6 +153,19 @@ def share_waits(runs: Iterable[RunPieces], periods: Periods) -> Iterator[WaitSha
         )
 
 
+def share_waste(runs: Iterable[RunPieces], periods: Periods) -> Iterator[WasteShare]:
+    """Yield the waste of runs in the period of their end, if it counts."""
+    for run in runs:
+        part = periods.find_end_period(run)
+        if part is not None and periods.parts[part][1]:
+            last = run[-1]
+            yield WasteShare(
+                periods.parts[part][0],
+                *(last.cluster, last.account, last.user, last.uid),
+                *measure_waste(run),
+            )
+
+
 def cut_edges(sums: DaySums) -> Periods:
     """Return periods of which runs count at the edges alone, as sums cover the inner days."""
     bounds: list[int] = []
@@ -187,6 +206,7 @@ USER_USAGE: Final = ShareKind(UsageShare, USAGE, _ACCOUNT_GROUP, partial(share_u
 PARTITION_USAGE: Final = ShareKind(
     UsageShare, USAGE, ("partition",), partial(share_usage, group=("partition",))
 )
+WASTE: Final = ShareKind(WasteShare, USAGE, _ACCOUNT_GROUP, share_waste, fields=ALL_FIELDS)
 CLUSTER_USAGE: Final = ShareKind(UsageShare, USAGE, (), partial(share_usage, group=()))
 PARTITION_WAITS: Final = ShareKind(
     WaitShare, WAITS, ("partition", "wait_s"), share_waits, _round_wait_share
@@ -420,101 +440,42 @@ def report_job_counts(
     ]
 
 
-class _WasteSum(msgspec.Struct):
-    """Sums of a :class:`WasteRow`; used CPU time is still in µs."""
-
-    jobs: int = 0
-    measured: int = 0
-    cpu_s: int = 0
-    used_us: int = 0
-    memory_measured: int = 0
-    memory_byte_s: int = 0
-    used_memory_byte_s: int = 0
-    limited: int = 0
-    limit_s: int = 0
-    elapsed_s: int = 0
-
-    @property
-    def amounts(self) -> dict[str, int]:
-        """Return the fields by their names in rows."""
-        fields = msgspec.structs.asdict(self)
-        # Sum µs first: thousands of short jobs may each use less than a second.
-        return {"used_cpu_s": fields.pop("used_us") // _US, **fields}
-
-
-def report_waste(runs: Iterable[RunPieces], periods: Periods, top: int) -> list[WasteRow]:
+def report_waste(shares: Iterable[WasteShare], top: int) -> list[WasteRow]:
     """Report allocated and unused resources of runs that ended, largest CPU waste first.
 
     Args:
-        runs: The runs.
-        periods: A run counts in the period of its end.
+        shares: The waste.
         top: Number of users for each cluster and period; 0 for all.
     """
-    sums: dict[tuple[int, str, str, str, int | None], _WasteSum] = defaultdict(_WasteSum)
-    for run in runs:
-        last, period = run[-1], periods.find_end_period(run)
-        if period is None:
-            continue
-        waste = sums[period, last.cluster, last.account, last.user, last.uid]
-        waste.jobs += 1
-        _add_waste(waste, run)
-    rows = [
-        WasteRow(
+    sums: dict[GroupKey, list[int]] = defaultdict(lambda: [0] * len(Waste._fields))
+    for share in shares:
+        amounts = sums[share[:_WASTE_GROUP]]
+        amounts[:] = map(add, amounts, share[_WASTE_GROUP:])
+    rows = []
+    for (period, cluster, account, user, uid), amounts in sums.items():
+        waste = Waste(*amounts)
+        row = WasteRow(
             period=period,
             cluster=cluster,
             account=account,
             user=user,
             uid=uid,
-            **waste.amounts,
+            jobs=waste.ended,
+            measured=waste.measured,
+            cpu_s=waste.measured_cpu_s,
+            used_cpu_s=waste.used_cpu_ms // 1000,
+            memory_measured=waste.memory_measured,
+            memory_byte_s=waste.memory_mib_s * _MIB,
+            used_memory_byte_s=waste.used_memory_mib_s * _MIB,
+            limited=waste.limited,
+            limit_s=waste.limit_s,
+            elapsed_s=waste.elapsed_s,
         )
-        for (period, cluster, account, user, uid), waste in sums.items()
-    ]
-    rows.sort(key=lambda row: (row.period, row.cluster, row.used_cpu_s - row.cpu_s, row.user))
+        rows.append(row)
+    rows.sort(
+        key=lambda row: (
+            *(row.period, row.cluster, row.used_cpu_s - row.cpu_s),
+            *(row.user, row.account, str(row.uid)),
+        )
+    )
     return _limit_rows(rows, top)
-
-
-def _add_waste(waste: _WasteSum, run: RunPieces) -> None:
-    """Add a run's allocated and used resources to the sums."""
-    lasted_s = 0
-    used = [_get_used_cpu_us(piece) for piece in run]
-    is_measured = any(cpu_us is not None for cpu_us in used)
-    waste.measured += is_measured
-    is_memory_known = False
-    for piece, used_us in zip(run, used, strict=True):
-        elapsed_s = max(0, (piece.end_us - piece.start_us) // _US - piece.suspended_s)
-        lasted_s += elapsed_s
-        if is_measured:
-            waste.cpu_s += piece.cpus * elapsed_s
-            waste.used_us += used_us or 0
-        allocated, peak = _estimate_memory(piece)
-        if allocated and peak is not None:
-            is_memory_known = True
-            waste.memory_byte_s += allocated * elapsed_s
-            waste.used_memory_byte_s += peak * elapsed_s
-    waste.memory_measured += is_memory_known
-    limit_s = run[-1].time_limit_s
-    if limit_s:
-        waste.limited += 1
-        waste.limit_s += limit_s
-        waste.elapsed_s += lasted_s
-
-
-def _get_used_cpu_us(piece: RunPiece) -> int | None:
-    """Return the known CPU time: of the tasks, or of the cgroups if larger; None if unknown."""
-    known = (piece.user_us, piece.system_us, piece.cgroup_user_us)
-    if all(value is None for value in known):
-        return None
-    tasks = (piece.user_us or 0) + (piece.system_us or 0)
-    return max(tasks, (piece.cgroup_user_us or 0) + (piece.cgroup_system_us or 0))
-
-
-def _estimate_memory(piece: RunPiece) -> tuple[int, int | None]:
-    """Return memory allocated and used at the peak, on all nodes; used is None if unknown.
-
-    The peak is measured on one node; the others are assumed to use the same share.
-    """
-    allocated, peak = parse_memory_bytes(piece.tres_allocated), piece.peak_bytes
-    if peak is None or not allocated:
-        return allocated, None
-    node_allocated = piece.peak_allocated_bytes or allocated // max(1, piece.nodes)
-    return allocated, min(allocated, allocated * peak // max(1, node_allocated))
