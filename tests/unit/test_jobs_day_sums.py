@@ -40,7 +40,7 @@ from steward.slurm.times import load_zone
 
 DAY = 86_400
 HOUR = 3600
-TABLES = ("usage_sum", "wait_sum", "capacity_sum", "crossing", "irregular", "node_run")
+TABLES = ("usage_sum", "wait_sum", "count_sum", "capacity_sum", "crossing", "irregular", "node_run")
 ZONES = ("UTC", "Europe/Paris", "America/Havana", "America/Sao_Paulo", "Pacific/Apia")
 
 
@@ -290,6 +290,7 @@ SUMMED_REPORTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accounts", {}),
     ("users", {}),
     ("waste", {}),
+    ("jobs", {"sizes": [2, 3]}),
     ("partitions", {}),
     ("waits", {}),
     ("waits", {"group": "size"}),
@@ -421,6 +422,7 @@ def test_a_report_reads_a_row_of_each_day_and_the_runs_at_its_ends(site: Site) -
         ("waits", {"group": "size", "sizes": [3]}),
         ("waits", {"accounts": ["physics"]}),
         ("partitions", {"users": ["ada"]}),
+        ("jobs", {"partitions": ["main"]}),
     ],
 )
 def test_a_report_that_sums_cannot_answer_says_so(
@@ -486,7 +488,7 @@ def test_reports_search_sums_and_lines_by_index(site: Site) -> None:
     ]
     with closing(open_reader(path)) as reader:
         plans = [row[3] for sql in queries for row in reader.execute(f"EXPLAIN QUERY PLAN {sql}")]
-    for table in ("usage_sum", "wait_sum"):
+    for table in ("usage_sum", "wait_sum", "count_sum"):
         assert any(plan.startswith(f"SEARCH {table} USING PRIMARY KEY") for plan in plans)
     assert any("line_by_end" in plan for plan in plans)
     assert not [plan for plan in plans if plan.startswith("SCAN") and "json_each" not in plan]

@@ -39,6 +39,7 @@ def dump(books: Clocked) -> dict[str, list[Any]]:
         "accounted",
         "usage_sum",
         "wait_sum",
+        "count_sum",
         "capacity_sum",
         "crossing",
         "irregular",

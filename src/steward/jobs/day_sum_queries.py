@@ -69,6 +69,25 @@ class WaitShare(NamedTuple):
     runs: int
 
 
+class CountShare(NamedTuple):
+    """Runs of an account, state and size in one period of a report, and their usage.
+
+    Attributes:
+        period: Index of the period.
+        cpus: Number of CPUs.
+        jobs: Number of runs that no earlier share of the period counts.
+    """
+
+    period: int
+    cluster: str
+    account: str
+    state: str
+    cpus: int
+    jobs: int
+    cpu_s: int
+    gpu_s: int
+
+
 class WasteShare(NamedTuple):
     """Waste of a group of runs that ended in one period of a report: then the fields of Waste.
 

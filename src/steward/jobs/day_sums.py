@@ -30,6 +30,7 @@ from steward.jobs.node_runs import NodeEnd, drop_node_runs, write_node_runs
 from steward.jobs.sum_tables import (
     CAPACITY,
     COMPLETE,
+    COUNTS,
     CROSSING,
     CUBES,
     DAYS,
@@ -248,10 +249,16 @@ class _Changes:
             self.crossing[sign] += [
                 CrossingRun(self._cluster, day.begin_us, *key) for day in days[:-1]
             ]
-            if sign > 0:
-                self.days.update(days)
+        elif _is_regular_wait(run):
+            days = cut_days(line.end_us, line.end_us, self._zone)
+            for day in days:
+                for key_of_day in ((False, day.begin_us), (True, day.month_us)):
+                    size = (line.account, line.state, line.cpus or line.requested_cpus)
+                    self._add(COUNTS, key_of_day, size, (sign, sign, 0, 0))
+        if sign > 0:
+            self.days.update(days)
         # Where a suspension or a reservation counts depends on the report.
-        if line.suspended_s or line.reservation or not (days or _is_regular_wait(run)):
+        if line.suspended_s or line.reservation or not days:
             end_us = max(max(piece.start_us, piece.end_us) for piece in run)
             times = [at_us for piece in run for at_us in (piece.eligible_us, piece.start_us)]
             since_us = min(filter(None, times), default=end_us)
@@ -279,7 +286,7 @@ class _Changes:
         self, line: _RunLine, gpus: int, days: Sequence[ZoneDay], waste: Waste, sign: int
     ) -> None:
         """Add the usage of a run to its days and months."""
-        group = line[4:9]
+        group, size = line[4:9], (line.account, line.state, line.cpus or line.requested_cpus)
         months: dict[int, list[int]] = {}
         for day in days:
             seconds = _count_seconds(line, day) * sign
@@ -292,6 +299,7 @@ class _Changes:
                 *(sign * amount for amount in (waste if day is days[-1] else _NO_WASTE)),
             ]
             self._add(USAGE, (False, day.begin_us), group, amounts)
+            self._add(COUNTS, (False, day.begin_us), size, amounts[:4])
             if day.month_us in months:
                 # A run is active in its month once, however many days.
                 months[day.month_us][2:] = map(add, months[day.month_us][2:], amounts[2:])
@@ -299,6 +307,7 @@ class _Changes:
                 months[day.month_us] = amounts
         for month_us, amounts in months.items():
             self._add(USAGE, (True, month_us), group, amounts)
+            self._add(COUNTS, (True, month_us), size, amounts[:4])
 
     def _add_wait(self, line: _RunLine, day: ZoneDay, sign: int) -> None:
         """Add the wait of a run to the day and month of its start."""

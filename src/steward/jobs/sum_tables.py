@@ -1,10 +1,10 @@
 """Tables of sums in jobs.db, and their schema. :mod:`steward.jobs.day_sums` maintains them.
 
-A :class:`Cube` adds up amounts of ended runs by the columns of its key: ``usage_sum`` and
-``wait_sum`` by day and by month, ``capacity_sum`` by quarter of an hour. Beside them: ``summed``
-(clusters with sums), ``summed_day`` (days with sums), ``crossing`` (days that a run touches before
-the day of its end, which the index of ends misses) and ``irregular`` (ended runs that a sum leaves
-out).
+A :class:`Cube` adds up amounts of ended runs by the columns of its key: ``usage_sum``, ``wait_sum``
+and ``count_sum`` by day and by month, ``capacity_sum`` by quarter of an hour. Beside them:
+``summed`` (clusters with sums), ``summed_day`` (days with sums), ``crossing`` (days that a run
+touches before the day of its end, which the index of ends misses) and ``irregular`` (ended runs
+that a sum leaves out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -126,6 +126,32 @@ class CrossingRun(msgspec.Struct, frozen=True):
     restarts: int
 
 
+class SummedCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Number and usage of the regular runs of one day or month, account, state and size.
+
+    Attributes:
+        is_month: Whether it is of a month; else of a day.
+        begin_us: Begin of the day or month, µs since the epoch.
+        state: The run's last state.
+        cpus: Number of its allocated CPUs; of its requested ones if it never had any.
+        touched: Number of runs that were active in that time, or ended in it without a start.
+        began: Number of these that were not active in an earlier day or month.
+        cpu_s: Allocated CPUs times seconds.
+        gpu_s: The same for GPUs.
+    """
+
+    cluster: str
+    is_month: bool
+    begin_us: int
+    account: str
+    state: str
+    cpus: int
+    touched: int
+    began: int
+    cpu_s: int
+    gpu_s: int
+
+
 class SummedCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """Allocated and awaited resources of regular runs in a quarter of an hour.
 
@@ -212,7 +238,8 @@ DAYS: Final = Table(SummedDay, "summed_day", key="cluster, begin_us")
 USAGE: Final = Cube(SummedUsage, "usage_sum", 8)
 WAITS: Final = Cube(SummedWaits, "wait_sum", 6)
 CAPACITY: Final = Cube(SummedCapacity, "capacity_sum", 2)
-CUBES: Final = (USAGE, WAITS, CAPACITY)
+COUNTS: Final = Cube(SummedCounts, "count_sum", 6)
+CUBES: Final = (USAGE, WAITS, COUNTS, CAPACITY)
 CROSSING: Final = Table(
     CrossingRun, "crossing", key="cluster, begin_us, job_id, submit_us, restarts"
 )

@@ -52,7 +52,7 @@ from steward.reports.requests import (
     divide_interval,
     resolve_interval,
 )
-from steward.reports.runs import CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces
+from steward.reports.runs import CAPACITY_FIELDS, Periods
 
 _US: Final = 1_000_000
 Report = TypeVar("Report", bound=ReportReply)
@@ -88,30 +88,6 @@ def _resolve_scope(context: ReportsContext, request: ReportRequest) -> ReportSco
     begin, end = resolve_interval(request.since, request.until, context.now(), zone)
     return ReportScope(
         clusters=clusters, zone=name, periods=divide_interval(begin, end, request.by, zone)
-    )
-
-
-def _report_jobs(
-    context: ReportsContext,
-    caller: Caller,
-    request: JobReportRequest,
-    reply_type: type[Report],
-    build_rows: Callable[[Iterable[RunPieces], Periods], Sequence[Any]],
-) -> Report:
-    """Report on jobs, limited to those the caller may see."""
-    report_scope = _resolve_scope(context, request)
-    scopes = context.get_scopes(caller, report_scope.clusters)
-    is_all = all(scope.everything for scope in scopes.values())
-    runs = context.iter_runs(
-        *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
-        FIELDS_WITHOUT_USE,
-    )
-    return reply_type(
-        periods=report_scope.periods,
-        zone=report_scope.zone,
-        is_all=is_all,
-        is_default=not request.since,
-        rows=tuple(build_rows(runs, Periods(report_scope.bounds_us))),
     )
 
 
@@ -223,12 +199,9 @@ def report_jobs(
     context: ReportsContext, caller: Caller, request: JobCountsRequest
 ) -> JobCountsReply:
     """Count jobs by account, size and state."""
-    return _report_jobs(
-        context,
-        caller,
-        request,
-        JobCountsReply,
-        lambda runs, periods: usage.report_job_counts(runs, periods, request.sizes),
+    return _report_shares(
+        *(context, caller, request, JobCountsReply, (usage.COUNTS_BY_SIZE,)),
+        lambda shares: usage.report_job_counts(shares, request.sizes),
     )
 
 

@@ -1,9 +1,8 @@
 """Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
 
-One function for each report returns rows of :mod:`steward.reports.requests`. Most take shares of
-a :class:`ShareKind`, which come from day sums and from runs; the others take runs
-(:data:`RunPieces`) and :class:`Periods`. ``reports.actions`` calls them. Resource sums are seconds
-of a CPU, GPU or node.
+One function for each report returns rows of :mod:`steward.reports.requests` from shares of a
+:class:`ShareKind`, which come from day sums and from runs. ``reports.actions`` calls them. Resource
+sums are seconds of a CPU, GPU or node.
 """
 
 from bisect import bisect_right
@@ -16,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.jobs.day_sum_queries import DaySums, UsageShare, WaitShare, WasteShare
+from steward.jobs.day_sum_queries import CountShare, DaySums, UsageShare, WaitShare, WasteShare
 from steward.jobs.line_queries import LineFilter
-from steward.jobs.sum_tables import USAGE, WAITS, Cube, round_wait
+from steward.jobs.sum_tables import COUNTS, USAGE, WAITS, Cube, round_wait
 from steward.jobs.waste import Waste, measure_waste
 from steward.reports.requests import (
     AccountRow,
@@ -48,12 +47,6 @@ class UsageSum(msgspec.Struct):
     cpu_s: int = 0
     gpu_s: int = 0
     node_s: int = 0
-
-    def add(self, piece: RunPiece, seconds: int) -> None:
-        """Add the resources of a piece for a number of seconds."""
-        self.cpu_s += piece.cpus * seconds
-        self.gpu_s += piece.gpus * seconds
-        self.node_s += piece.nodes * seconds
 
     def add_share(self, share: UsageShare) -> None:
         """Add a share of usage."""
@@ -153,6 +146,32 @@ def share_waits(runs: Iterable[RunPieces], periods: Periods) -> Iterator[WaitSha
         )
 
 
+def share_counts(runs: Iterable[RunPieces], periods: Periods) -> Iterator[CountShare]:
+    """Yield the number and usage of runs in each period that counts.
+
+    A run that ended before it started counts in the period of its end, and one that ended within a
+    second where it ran: a count of failures must include both.
+    """
+    parts = periods.parts
+    for run in runs:
+        counted: set[int] = set()
+        last = run[-1]
+        for piece in run:
+            group = (piece.cluster, piece.account, last.state, piece.cpus or piece.requested_cpus)
+            for part, seconds in periods.split_seconds(piece):
+                period, is_counted = parts[part]
+                if is_counted:
+                    jobs = int(period not in counted)
+                    amounts = (jobs, piece.cpus * seconds, piece.gpus * seconds)
+                    yield CountShare(period, *group, *amounts)
+                counted.add(period)
+        if not last.start_us and last.end_us:
+            ended = periods.find_period(last.end_us)
+            if ended is not None and parts[ended][1]:
+                group = (last.cluster, last.account, last.state, last.cpus or last.requested_cpus)
+                yield CountShare(parts[ended][0], *group, 1, 0, 0)
+
+
 def share_waste(runs: Iterable[RunPieces], periods: Periods) -> Iterator[WasteShare]:
     """Yield the waste of runs in the period of their end, if it counts."""
     for run in runs:
@@ -206,6 +225,7 @@ USER_USAGE: Final = ShareKind(UsageShare, USAGE, _ACCOUNT_GROUP, partial(share_u
 PARTITION_USAGE: Final = ShareKind(
     UsageShare, USAGE, ("partition",), partial(share_usage, group=("partition",))
 )
+COUNTS_BY_SIZE: Final = ShareKind(CountShare, COUNTS, ("account", "state", "cpus"), share_counts)
 WASTE: Final = ShareKind(WasteShare, USAGE, _ACCOUNT_GROUP, share_waste, fields=ALL_FIELDS)
 CLUSTER_USAGE: Final = ShareKind(UsageShare, USAGE, (), partial(share_usage, group=()))
 PARTITION_WAITS: Final = ShareKind(
@@ -392,36 +412,16 @@ def report_waits(shares: Iterable[WaitShare], group: str, bounds: Sequence[int])
     ]
 
 
-def report_job_counts(
-    runs: Iterable[RunPieces], periods: Periods, bounds: Sequence[int]
-) -> list[JobCountsRow]:
-    """Count runs by account, size and state.
-
-    A run that ended before it started counts in the period of its end, and one that ended within a
-    second where it ran: a count of failures must include both.
-    """
-    size = make_size_classifier(bounds)
+def report_job_counts(shares: Iterable[CountShare], bounds: Sequence[int]) -> list[JobCountsRow]:
+    """Count runs by account, size and state."""
+    classify = make_size_classifier(bounds)
     sums: dict[tuple[int, GroupKey], UsageSum] = defaultdict(UsageSum)
-    for run in runs:
-        counted: set[int] = set()
-        last = run[-1]
-        for piece in run:
-            key = (
-                piece.cluster,
-                piece.account,
-                size(piece.cpus or piece.requested_cpus),
-                last.state,
-            )
-            for period, seconds in periods.split_seconds(piece):
-                usage = sums[period, key]
-                usage.add(piece, seconds)
-                usage.jobs += period not in counted
-                counted.add(period)
-        if not last.start_us and last.end_us:
-            ended = periods.find_period(last.end_us)
-            if ended is not None:
-                cpus = last.cpus or last.requested_cpus
-                sums[ended, (last.cluster, last.account, size(cpus), last.state)].jobs += 1
+    for share in shares:
+        key = (share.cluster, share.account, classify(share.cpus), share.state)
+        usage = sums[share.period, key]
+        usage.jobs += share.jobs
+        usage.cpu_s += share.cpu_s
+        usage.gpu_s += share.gpu_s
     return [
         JobCountsRow(
             period=period,
