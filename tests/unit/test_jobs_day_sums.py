@@ -32,7 +32,7 @@ from steward.jobs.day_sums import (
 )
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.lines import put_lines
-from steward.jobs.sum_tables import CAPACITY, USAGE, round_wait
+from steward.jobs.sum_tables import CAPACITY, COMPLETE, USAGE, round_wait
 from steward.jobs.tables import MIGRATIONS
 from steward.jobs.zone_days import describe_zone
 from steward.slurm.settings import ClusterSettings
@@ -160,6 +160,28 @@ def test_a_change_of_zone_rebuilds_the_sums_in_parts(
         days = "SELECT DISTINCT begin_us FROM usage_sum WHERE is_month = 0"
         assert len(copy.execute(days).fetchall()) == 4
         assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is not None
+
+
+def test_a_database_of_an_earlier_version_is_summed_in_the_background(tmp_path: Path) -> None:
+    path = database_path(str(tmp_path))
+    with closing(open_database(path, MIGRATIONS[:-1])) as earlier, transaction(earlier):
+        earlier.execute("CREATE TABLE day_sum (cluster TEXT)")
+        rules = describe_zone("UTC")[1]
+        earlier.execute("INSERT INTO summed VALUES ('c1', 'UTC', ?, ?)", (COMPLETE, rules))
+        times: dict[str, Any] = {"start_us": us(0), "end_us": us(2 * DAY)}
+        put_lines(earlier, [UsageLine(cluster="c1", job_id=1, label="1", cpus=1, **times)])
+    cluster = {"c1": ClusterSettings(timezone="UTC")}
+    events: list[Event] = []
+    with (
+        closing(JobsConsumer(Settings(state_dir=str(tmp_path), cluster=cluster))) as consumer,
+        closing(open_database(path, MIGRATIONS)) as copy,
+    ):
+        assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is None
+        while consumer.tick(events.extend) == 0.0:
+            pass
+        assert open_day_sums(copy, "c1", [us(-9 * DAY), us(9 * DAY)]) is not None
+        assert copy.execute("SELECT sum(touched) FROM usage_sum").fetchone() == (4,)
+        assert read_sums(copy) == recount(copy)
 
 
 @pytest.fixture
