@@ -414,6 +414,31 @@ def add_days(site: Site, count: int) -> None:
                 put_lines(books, runs)
 
 
+def test_waste_from_sums_leaves_out_users_without_an_ended_run(site: Site) -> None:
+    site.now = at(100 * DAY)
+    path = database_path(site.settings.state_dir)
+    line = UsageLine(
+        cluster="c1",
+        job_id=1,
+        label="",
+        start_us=us(DAY),
+        end_us=us(5 * DAY),
+        state="COMPLETED",
+        cpus=1,
+    )
+    with closing(open_database(path, MIGRATIONS)) as books, transaction(books):
+        books.execute("DELETE FROM line")
+        books.execute("DELETE FROM summed")
+        add_cluster(books, "c1", "UTC")
+        with track_lines(books, "c1", [1]):
+            put_lines(books, [line])
+    period = {"since": at(0).isoformat(), "until": at(4 * DAY).isoformat(), "clusters": ["c1"]}
+    usage = site.ask("reports.users", ROOT, **period)
+    assert (usage.is_summed, len(usage.rows)) == (True, 1)
+    waste = site.ask("reports.waste", ROOT, **period)
+    assert (waste.is_summed, waste.rows) == (True, ())
+
+
 def test_a_report_reads_a_row_of_each_day_and_the_runs_at_its_ends(site: Site) -> None:
     site.now = at(100 * DAY)
     add_days(site, 60)

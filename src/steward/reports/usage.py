@@ -454,6 +454,9 @@ def report_waste(shares: Iterable[WasteShare], top: int) -> list[WasteRow]:
     rows = []
     for (period, cluster, account, user, uid), amounts in sums.items():
         waste = Waste(*amounts)
+        if not waste.ended:
+            # Sums also have users whose runs went on after the period.
+            continue
         row = WasteRow(
             period=period,
             cluster=cluster,
