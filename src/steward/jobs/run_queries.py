@@ -197,7 +197,7 @@ class RunQueries:
         )
 
     def count_observed_runs(self, since: datetime, until: datetime, cluster: str) -> int:
-        """Count the runs, not those of imports alone, that started and that ended in a period.
+        """Count started runs that Steward itself observed and that ended in a period.
 
         Args:
             since: Earliest end time.
