@@ -218,7 +218,7 @@ def test_no_place_for_a_scratch_database_is_unavailable(
 
 def find_scratch_directories() -> set[str]:
     """Return the directories of this process's open files without a name."""
-    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_file()]
     return {os.path.dirname(target) for target in targets if "/steward-" in target}
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pysqlite3 import dbapi2
 
 from harness.events import at
 from harness.jobs import Books, Life, lives, record, script
@@ -377,7 +378,19 @@ def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
     assert (b"ada" in stored, b"of nobody" in stored) == (True, False)
 
 
-def test_a_replay_writes_no_row_of_a_job_or_run_that_did_not_change(books: Books) -> None:
+def test_a_replay_writes_no_row_of_a_job_or_run_that_did_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[Any] = []
+    connect = dbapi2.connect
+
+    def connect_and_keep(*arguments: Any, **options: Any) -> Any:
+        connections.append(connect(*arguments, **options))
+        return connections[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dbapi2, "connect", connect_and_keep)
+        books = Books(tmp_path)
     events = [
         *(script(job_id, 0.5) for job_id in (7, 8, 9)),
         *(record(job_id, 0, "RUNNING", start=at(2), seen=3) for job_id in (7, 8)),
@@ -390,7 +403,8 @@ def test_a_replay_writes_no_row_of_a_job_or_run_that_did_not_change(books: Books
         match = re.match(r"(?:INSERT INTO|UPDATE|DELETE FROM) (job|run|script)\b", statement)
         written.update([match[1]] if match else [])
 
-    books.consumer._connection.set_trace_callback(count)
+    for connection in connections:
+        connection.set_trace_callback(count)
     before = dump(books.path)
     books.take(*events)
     for event in events:
