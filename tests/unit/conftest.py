@@ -1,5 +1,5 @@
 """Fixtures of all unit tests, in a separate file because mypy accepts one conftest only."""
 
-from unit_fixtures import few_descriptors, no_alarm, tmp_path_factory
+from unit_fixtures import collect_garbage, no_alarm, tmp_path_factory
 
-__all__ = ["few_descriptors", "no_alarm", "tmp_path_factory"]
+__all__ = ["collect_garbage", "no_alarm", "tmp_path_factory"]

@@ -17,7 +17,7 @@ MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 1 << 30
 CHOSEN_BY = ("TMPDIR", "PYTEST_DEBUG_TEMPROOT")
 
-# What Hypothesis and pytest keep to the end need not be looked through again and again.
+# Full collections come before modules: see collect_garbage().
 gc.set_threshold(100_000, 50, 50)
 
 # A machine that is busy for a moment is no failure.
@@ -49,19 +49,14 @@ def tmp_path_factory(
     return factory
 
 
-class _Descriptors:
-    """Descriptors that were open after the last collection."""
-
-    left = 0
-
-
 @pytest.fixture(autouse=True, scope="module")
-def few_descriptors() -> Iterator[None]:
-    """Close unused descriptors after each test: select() accepts none above 1023."""
-    yield
-    if len(os.listdir("/proc/self/fd")) > _Descriptors.left + 200:
-        gc.collect()
-        _Descriptors.left = len(os.listdir("/proc/self/fd"))
+def collect_garbage() -> None:
+    """Free what the last module left: descriptors, and memory of which each fork copies the tables.
+
+    What Hypothesis and pytest keep to the end is not looked through again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
