@@ -31,6 +31,8 @@ pytestmark = [
 
 PHYSICS, RICH = ACCOUNTS[:2]
 PLENTY = 1_000_000 * MICRO
+LASTING = f"{SHELL}sleep 1000\n"
+"""Script of jobs that end in no test: an ended job has no SU hold."""
 AS_SHIPPED = {"timeout_ms": GateSettings().timeout_ms}
 RUBBISH = (
     b"",
@@ -96,7 +98,7 @@ def held_of(site: BankSite, jobs: set[int]) -> dict[str, int]:
 
 def waits(site: BankSite) -> int:
     """Submit a job that stays in the queue with an SU hold; return its id."""
-    return site.submit(f"{SHELL}sleep 100\n", time="5")
+    return site.submit(LASTING, time="20")
 
 
 def set_policy(site: BankSite, policy: str) -> None:
@@ -161,7 +163,7 @@ def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
         # After a few slow requests the gate may be asked again.
         most = 2 + (time.monotonic() - begun) // QUIET_S
         assert 1 <= silent.connections <= most, "it was asked although it had not answered"
-        found = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
+        found = running.storm(32, LASTING, "--time=20", at_once=32)
         assert len(found) == 32
         assert running.cluster.run(["scontrol", "ping"]).returncode == 0
     running.start()
@@ -202,7 +204,7 @@ def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        jobs = running.storm(64, f"{SHELL}sleep 100\n", "--time=5", at_once=16)
+        jobs = running.storm(64, LASTING, "--time=20", at_once=16)
     finally:
         stop.set()
         killer.join(20)
@@ -247,7 +249,7 @@ def test_a_daemon_that_stands_still_stalls_nobody(running: BankSite) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        jobs = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
+        jobs = running.storm(32, LASTING, "--time=20", at_once=32)
         assert len(jobs) == 32
         assert running.cluster.run(["squeue", "-h"], timeout_s=20).stdout
     finally:
