@@ -4,18 +4,22 @@ The functions wrap unshare(2), setns(2), mount(2) and prctl(2), which Python 3.1
 ``python -I -S namespaces.py INIT USER DIRECTORY COMMAND…`` the module is the process between the
 caller and a program inside (`run_inside`): entering a PID namespace takes a fork, and signals must
 be forwarded. ``namespaces.py try`` tests whether namespaces are permitted. It imports nothing of
-Steward, because it starts once for every command run inside.
+Steward and little of the standard library, because it starts once for every command run inside.
 """
 
-import contextlib
 import ctypes
 import os
 import select
-import signal
 import sys
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import NoReturn
+
+# Importing typing and enum would take longer than all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+else:
+    import _signal as signal
 
 # From <linux/sched.h>, <linux/prctl.h> and <linux/mount.h>.
 CLONE_NEWNS = 0x00020000
@@ -33,9 +37,7 @@ IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _check_result(result: int, operation: str) -> None:
@@ -50,7 +52,7 @@ def unshare(flags: int) -> None:
     Raises:
         OSError: It is not permitted here.
     """
-    _check_result(_libc().unshare(flags), "unshare")
+    _check_result(_libc.unshare(flags), "unshare")
 
 
 def setns(pid_fd: int, flags: int) -> None:
@@ -59,7 +61,7 @@ def setns(pid_fd: int, flags: int) -> None:
     Raises:
         OSError: It is not permitted, or the process is gone.
     """
-    _check_result(_libc().setns(pid_fd, flags), "setns")
+    _check_result(_libc.setns(pid_fd, flags), "setns")
 
 
 def mount(source: str, target: str, fs_type: str = "", flags: int = 0, data: str = "") -> None:
@@ -68,7 +70,7 @@ def mount(source: str, target: str, fs_type: str = "", flags: int = 0, data: str
     Raises:
         OSError: It is not permitted, or a path does not exist.
     """
-    result = _libc().mount(
+    result = _libc.mount(
         os.fsencode(source), os.fsencode(target), os.fsencode(fs_type), flags, os.fsencode(data)
     )
     _check_result(result, target)
@@ -81,17 +83,17 @@ def set_host_name(name: str) -> None:
         OSError: It is not permitted.
     """
     encoded = os.fsencode(name)
-    _check_result(_libc().sethostname(encoded, len(encoded)), name)
+    _check_result(_libc.sethostname(encoded, len(encoded)), name)
 
 
 def die_with_parent(signal_number: int) -> None:
     """Send this process a signal when the thread that forked it ends (prctl(2))."""
-    _check_result(_libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
+    _check_result(_libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
 
 
 def adopt_orphans() -> None:
     """Become the parent of every orphaned descendant (prctl(2))."""
-    _check_result(_libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    _check_result(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 def leave_namespaces(*, uid: int, gid: int) -> None:
@@ -160,16 +162,17 @@ def _switch_user(user: str, env: dict[str, str]) -> None:
     env |= {"USER": user, "LOGNAME": user, "HOME": entry.pw_dir, "SHELL": entry.pw_shell}
 
 
-def _change_directory(directory: str, env: Mapping[str, str]) -> None:
+def _change_directory(directory: str, env: "Mapping[str, str]") -> None:
     """Change to the first of these directories that can be entered."""
-    # A missing or forbidden directory must not keep the program from running.
     for candidate in (directory, env.get("HOME", "/"), "/"):
-        with contextlib.suppress(OSError):
+        try:
             os.chdir(candidate)
-            return
+        except OSError:
+            continue  # a missing or forbidden directory must not keep the program from running
+        return
 
 
-def _exec_program(user: str, directory: str, argv: Sequence[str], alive_fd: int) -> NoReturn:
+def _exec_program(user: str, directory: str, argv: "Sequence[str]", alive_fd: int) -> "NoReturn":
     """In the child: become the user and exec the program."""
     env = dict(os.environ)
     try:
@@ -189,7 +192,7 @@ def _exec_program(user: str, directory: str, argv: Sequence[str], alive_fd: int)
     os._exit(CANNOT_START)
 
 
-def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) -> NoReturn:
+def run_inside(init_pid: int, user: str, directory: str, argv: "Sequence[str]") -> "NoReturn":
     """Run a program inside, and exit with its status.
 
     Signals sent to this process are forwarded to the program; a terminal's signals reach it
@@ -229,7 +232,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
     kill_self(-exit_code)
 
 
-def kill_self(signal_number: int) -> NoReturn:
+def kill_self(signal_number: int) -> "NoReturn":
     """Kill this process with the signal that ended its child, without a core file."""
     import resource
 
