@@ -2,7 +2,7 @@
 # Runs groups of tests side by side: `test.sh 2:unit 2:@24.11 "long and not soak"`.
 #
 # A group is pytest's -m for integration and browser tests; `unit`, the unit tests; `@24.11`, the
-# tests that talk to Slurm, on that version, or `@24.11 not wide`, those of them; or `older-search`,
+# tests that talk to Slurm, on that version, or `@24.11 interface`, those of them; or `older-search`,
 # the tests of search servers on their older majors. "2:" before a group runs it in two processes,
 # with a cluster each. As processes become free, the first group starts that needs no more of them:
 # give the longest first. The first group's output is shown as it comes, that of the others when all

@@ -50,6 +50,7 @@ def install_watcher(site: Path) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.interface
 def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
     """The receiver gets node addresses from Slurm; only root on a node reports for it."""
     home = Path(sandbox.directory) / f"agent-{os.getpid()}"
@@ -88,6 +89,7 @@ def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.interface
 @pytest.mark.skipif(
     not shutil.which("cc") or not Path("/usr/include/slurm/spank.h").exists(),
     reason="needs a C compiler and Slurm's headers",

@@ -16,6 +16,7 @@ from steward.bank.money import MICRO
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
     pytest.mark.skipif(not glob(LUA_SOCKETS), reason="needs LuaSocket"),

@@ -23,7 +23,7 @@ from steward.slurm.cluster_model import ClusterModel
 from steward.slurm.tres import count_requested_kinds
 
 # A thousand allocations are some fifteen times 120 of sbatch, each a process on a busy host.
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(2400)]
 
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 SETTINGS = BankSettings(over_limit="charge")

@@ -34,7 +34,7 @@ from steward.slurm.sbatch_options import (
 )
 from steward.slurm.tres import parse_tres
 
-pytestmark = [pytest.mark.matrix, pytest.mark.database]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.database]
 
 INSIDE: Final = str(Path(__file__).parent / "slurm_calls.py")
 WEIGHTS: Final = (

@@ -12,7 +12,7 @@ from spool_daemon import ask
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(1200)]
 
 JOBS = 100
 MANY = f"""

@@ -252,6 +252,7 @@ def test_kills_of_the_daemon_double_no_record_and_lose_none(fast: Path, kills: i
 
 
 @pytest.mark.matrix
+@pytest.mark.interface
 def test_jobs_of_a_real_slurm_are_in_the_log(sandbox: Sandbox, submit: Submit) -> None:
     daemon = ClusterDaemon(sandbox, Path(sandbox.directory) / "steward-jobacct")
     daemon.start()

@@ -21,7 +21,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.users import NameResolver
 
 # Above what a test waits for at most.
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(1200)]
 
 SCRIPT = Path(steward.__file__).parent / "native" / "jobcomp.lua"
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")

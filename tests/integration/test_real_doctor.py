@@ -74,6 +74,7 @@ def patient(slurm_version: str) -> Iterator[Patient]:
 
 
 @pytest.mark.matrix
+@pytest.mark.interface
 def test_a_daemon_that_is_well(patient: Patient) -> None:
     submit_to(patient.cluster, JOB, user=patient.users[0], output="/dev/null")
     wait_until(lambda: patient.wrong() == set(), 60)
@@ -97,6 +98,7 @@ def test_operators_ask_the_daemon_and_others_are_refused(patient: Patient) -> No
 
 
 @pytest.mark.matrix
+@pytest.mark.interface
 def test_slurmctld_is_away(patient: Patient) -> None:
     patient.cluster.stop_service("slurmctld")
     try:

@@ -20,6 +20,7 @@ from steward.slurm import PendingJobs
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(os.geteuid() != 0, reason="nodes and users of their own take root"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="the plugin is compiled"),

@@ -23,6 +23,7 @@ from steward.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     pytest.mark.database,
     # All groups of jobs are waited for in the first test.
     pytest.mark.timeout(10_000),

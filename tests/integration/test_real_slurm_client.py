@@ -14,7 +14,7 @@ from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
 from steward.slurm.commands import COMMAND_TIMEOUT_S
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.interface]
 
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 HOSTILE = "evil\nJobId=1 JobName=x UserId=root(0) GroupId=root(0)\x1f\x1e|x"

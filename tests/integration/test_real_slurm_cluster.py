@@ -17,6 +17,7 @@ from steward.slurm.node_states import is_available, is_failing
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     pytest.mark.wide,
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can have further users"),

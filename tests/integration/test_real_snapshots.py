@@ -15,7 +15,7 @@ from steward.core.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, 
 from steward.sandbox import Sandbox, SandboxSpec
 
 # Above what a test waits for at most.
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(1200)]
 
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 

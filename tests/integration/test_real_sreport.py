@@ -33,6 +33,7 @@ from steward.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     pytest.mark.database,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd runs as root"),

@@ -12,7 +12,12 @@ from sandboxes import need_users, passable_directory
 
 from steward.sandbox import Sandbox
 
-pytestmark = [pytest.mark.matrix, pytest.mark.database, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.interface,
+    pytest.mark.database,
+    pytest.mark.timeout(900),
+]
 
 HOSTILE = "q'uo\"te $(touch owned) `touch owned`; touch owned"
 DIRECTIVES = "#!/bin/sh\n#SBATCH -n 3 --mem=200\n#SBATCH --comment='of the script'\ntrue\n"

@@ -16,6 +16,7 @@ from steward.sandbox import Sandbox
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     # Above what a test waits for at most.
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="nodes and users of their own take root"),

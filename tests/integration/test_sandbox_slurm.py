@@ -12,7 +12,7 @@ from steward.sandbox import Sandbox, SandboxError, SandboxSpec, slurm_install
 
 __all__ = ["directory", "own"]
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.interface]
 
 
 def test_the_version_is_the_one_asked_for(sandbox: Sandbox, slurm_version: str) -> None:

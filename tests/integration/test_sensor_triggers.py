@@ -18,7 +18,7 @@ from steward.sandbox import Sandbox
 
 __all__ = ["cluster", "make"]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(600)]
 
 DAEMONS = ("primary_", "backup_")
 """Events of Slurm's daemons, not of nodes."""

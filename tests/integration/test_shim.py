@@ -27,6 +27,7 @@ USER = "ada"
 
 pytestmark = [
     pytest.mark.matrix,
+    pytest.mark.interface,
     # Above what a test waits for at most.
     pytest.mark.timeout(1500),
     pytest.mark.skipif(

@@ -11,7 +11,7 @@ from sandboxes import passable_directory
 
 from servers.gate import AskedGate, hangs, says
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.interface]
 
 
 @pytest.fixture(scope="module", params=["c", "lua"])
