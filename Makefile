@@ -30,12 +30,11 @@ test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand
 	@ARGS='$(ARGS)' scripts/test.sh "2:not wide and $(USUAL)" 2:unit
 
 # The longest first. On Slurm 24.11, between the oldest and the newest, run the tests of what it
-# prints and loads; `make soak` and `make matrix` run the others on it.
+# prints and loads. `make soak` repeats the others on it, and those of older search servers.
 test-all: setup-slurm setup-web setup-tests setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run all tests, on the oldest Slurm and the newest
-	@ARGS='$(ARGS)' scripts/test.sh "2:long and not database and not soak" 2:@26.05 \
-		"servers and not long" "2:wide and $(USUAL)" "2:not wide and $(USUAL)" \
-		"database and not servers and not browser" "2:@24.11 interface" 2:unit \
-		older-search soak browser
+	@ARGS='$(ARGS)' scripts/test.sh "2:long and not database and not soak" soak 2:@26.05 \
+		"database and not servers and not browser" "2:wide and $(USUAL)" "servers and not long" \
+		"2:not wide and $(USUAL)" "2:@24.11 interface" 2:unit browser
 
 check: setup-tests ## Lint, format and types, changing nothing
 	$(BIN)/ruff check
@@ -52,11 +51,12 @@ bench: export PYTHONPATH := tests:tests/integration
 bench: setup-slurm setup-web setup-servers ## Measure, on tmpfs or in BENCH_DIR; fail if a bar is missed
 	$(BIN)/python bench/suite.py $(ARGS)
 
-soak: setup-slurm setup-databases setup-debootstrap ## Run the long storms, a week's operation in an hour, and Slurm 24.11
+soak: setup-slurm setup-servers setup-databases setup-debootstrap ## Run what repeats: long storms, a week's operation in an hour, older servers
 	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_soak.py
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_job_mix.py -k kills
-	scripts/test.sh "2:@24.11 not interface"
+	STEWARD_STORM_JOBS=20000 $(BIN)/pytest tests/integration/test_sinks_kill.py
+	scripts/test.sh "2:@24.11 not interface" older-search
 
 docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py

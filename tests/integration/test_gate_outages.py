@@ -239,7 +239,10 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
         path.unlink()
     running.start()
     # Ended jobs show their tokens, too: their holds expire.
-    wait_until(lambda: held_of(running, jobs) == before, 60)
+    try:
+        wait_until(lambda: held_of(running, jobs) == before, 60)
+    finally:
+        print(f"before: {before}\nnow: {held_of(running, jobs)}")
 
 
 @pytest.mark.matrix

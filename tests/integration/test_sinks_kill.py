@@ -1,8 +1,10 @@
 """Servers killed during a storm: every job is in every sink, with the files sink first.
 
-``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
+``STEWARD_KILL_SEED`` repeats the instants of an earlier run; ``STEWARD_STORM_JOBS`` sets the number
+of jobs, 20,000 in ``make soak``.
 """
 
+import os
 import time
 from pathlib import Path
 from random import Random
@@ -33,7 +35,8 @@ from steward.extensions.search_servers.settings import (
     OpenSearchSinkSettings,
 )
 
-_JOBS = 20_000
+_JOBS = int(os.environ.get("STEWARD_STORM_JOBS", "5000"))
+_STORM_S = 20
 _PATIENCE = {"socket.timeout.ms": "5000", "message.timeout.ms": "5000"}
 _TOPIC = "storm"
 _INDEX = "storm"
@@ -74,7 +77,7 @@ def test_servers_killed_in_a_storm_lose_no_job_and_delay_no_file(
     servers: list[Server] = [kafka, elasticsearch, opensearch]
     jobs = range(1, _JOBS + 1)
     with Daemon(settings, fast) as daemon:
-        generator = play(str(fast / "spool"), jobs, "--rate=1000", "--burst=50")
+        generator = play(str(fast / "spool"), jobs, f"--rate={_JOBS // _STORM_S}", "--burst=50")
         try:
             kill_each(servers, chance)
             # The last one stays away until every file is filed: nothing waited for it.
