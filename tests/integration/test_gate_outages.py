@@ -239,8 +239,14 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
         path.unlink()
     running.start()
     # Ended jobs show their tokens, too: their holds expire.
+
+    def are_restored() -> bool:
+        # On a busy host a job may have had a second hold, of an answer that came too late.
+        now = held_of(running, jobs)
+        return len(now) == len(jobs) and now.items() <= before.items()
+
     try:
-        wait_until(lambda: held_of(running, jobs) == before, 60)
+        wait_until(lambda: jobs <= set(held(running)) and are_restored(), 60)
     finally:
         print(f"before: {before}\nnow: {held_of(running, jobs)}")
 
