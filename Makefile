@@ -3,8 +3,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Versions of Slurm that `make matrix` runs on, oldest first; "installed" is the one at hand.
-MATRIX ?= installed 24.11 26.05
+# Versions of Slurm beside the one at hand, which is the oldest.
+BETWEEN := 24.11
+NEWEST := 26.05
+# Those that `make matrix` runs on; "installed" is the one at hand.
+MATRIX ?= installed $(BETWEEN) $(NEWEST)
 # The tests that need nothing but Slurm, and not long.
 USUAL := not long and not servers and not database and not browser
 # Further arguments for pytest, as in `make test ARGS='-k spool'`.
@@ -29,12 +32,12 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "2:not wide and $(USUAL)" 2:unit
 
-# The longest first. On Slurm 24.11, between the oldest and the newest, run the tests of what it
-# prints and loads. `make soak` repeats the others on it, and those of older search servers.
+# The longest first. On the Slurm between the oldest and the newest, run the tests of what it prints
+# and loads. `make soak` repeats the others on it, and those of older search servers.
 test-all: setup-slurm setup-web setup-tests setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run all tests, on the oldest Slurm and the newest
-	@ARGS='$(ARGS)' scripts/test.sh "2:long and not database and not soak" soak 2:@26.05 \
+	@ARGS='$(ARGS)' scripts/test.sh "2:long and not database and not soak" soak 2:@$(NEWEST) \
 		"database and not servers and not browser" "2:wide and $(USUAL)" "servers and not long" \
-		"2:not wide and $(USUAL)" "2:@24.11 interface" 2:unit browser
+		"2:not wide and $(USUAL)" "2:@$(BETWEEN) interface" 2:unit browser
 
 check: setup-tests ## Lint, format and types, changing nothing
 	$(BIN)/ruff check
@@ -56,7 +59,7 @@ soak: setup-slurm setup-servers setup-databases setup-debootstrap ## Run what re
 	$(BIN)/python bench/soak.py $(ARGS)
 	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_job_mix.py -k kills
 	STEWARD_STORM_JOBS=20000 $(BIN)/pytest tests/integration/test_sinks_kill.py
-	scripts/test.sh "2:@24.11 not interface" older-search
+	scripts/test.sh "2:@$(BETWEEN) not interface" older-search
 
 docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py

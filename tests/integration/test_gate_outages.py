@@ -241,7 +241,7 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
     # Ended jobs show their tokens, too: their holds expire.
 
     def are_restored() -> bool:
-        # On a busy host a job may have had a second hold, of an answer that came too late.
+        # On a busy host some jobs had two holds before; why, is not known. One is of the token.
         now = held_of(running, jobs)
         return len(now) == len(jobs) and now.items() <= before.items()
 
