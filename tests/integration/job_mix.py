@@ -37,6 +37,8 @@ _LOST_S: Final = 25.0
 _LASTING_TIMES: Final = 2
 _CRON_MINUTES: Final = 2
 _CRON_LATE_S: Final = 8.0
+_MOST_RELEASES: Final = 60
+"""Releases of a job that stays held, after which an operator would cancel it."""
 _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -58,6 +60,7 @@ class Mix:
         self.lives: list[Life] = []
         self.suspensions: dict[int, tuple[int, int]] = {}
         self._hurried: set[str] = set()
+        self._releases: dict[str, int] = {}
         self._helped = time.monotonic()
         self._lasting: dict[str, int] = {}
 
@@ -132,7 +135,7 @@ class Mix:
             if name == "never":
                 self.site.as_root("scancel", job)
             elif "held" in reason.lower():
-                self.site.as_root("scontrol", "release", job)
+                self._release(job)
         if time.monotonic() - self._helped > _LOST_S:
             self._helped = time.monotonic()
             # slurmctld keeps jobs whose end it forgot until their node registers again.
@@ -145,6 +148,18 @@ class Mix:
             node, state = line.split()
             if state.startswith(("drain", "drng", "down")):
                 self.site.as_root("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _release(self, job: str) -> None:
+        """Release a held job; cancel one that slurmctld keeps held without Steward's doing."""
+        found = self.site.cluster.run(["scontrol", "release", job], check=False)
+        answer = f"{found.stdout}{found.stderr}"
+        assert "Steward" not in answer, f"job {job}: {answer}"
+        self._releases[job] = self._releases.get(job, 0) + 1
+        if self._releases[job] >= _MOST_RELEASES:
+            words = ["scontrol", "-o", "show", "job", job]
+            shown = self.site.cluster.run(words, check=False).stdout
+            print(f"cancelled, because {_MOST_RELEASES} releases left it held: {answer} {shown}")
+            self.site.as_root("scancel", job)
 
     def _cancel_lasting(self) -> None:
         """Cancel jobs that exceed the longest run time here: their nodes do not know them."""
