@@ -21,7 +21,12 @@ from steward.sandbox import Sandbox
 from steward.slurm import Slurm
 from steward.slurm.slurmdbd import StoredScript
 
-pytestmark = [pytest.mark.matrix, pytest.mark.database, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.interface,
+    pytest.mark.database,
+    pytest.mark.timeout(600),
+]
 
 SCRIPTS = {
     "plain": b"#!/bin/sh\necho one\n",

@@ -16,7 +16,7 @@ from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 
 __all__ = ["directory", "own"]
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.interface]
 
 
 def test_a_job_runs_as_the_one_who_submitted_it(

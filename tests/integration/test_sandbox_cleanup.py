@@ -15,7 +15,7 @@ from steward.sandbox.keeper_client import read_keepers as keepers_of
 
 __all__ = ["directory", "own"]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.matrix, pytest.mark.interface, pytest.mark.timeout(1800)]
 
 
 def test_a_directory_in_use_or_of_others_is_refused(own: Sandbox, tmp_path: Path) -> None:
