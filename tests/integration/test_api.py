@@ -50,6 +50,8 @@ def jobs(site: WebSite, ada: Program) -> list[int]:
     for job in found:
         site.daemon.wait_for_script(job)
     wait_until(lambda: len(ada.told("/jobs")["jobs"]) == len(found), 60)
+    # The catalog adds scripts each half second at most.
+    wait_until(lambda: len(ada.told("/scripts", terms="echo one")["hits"]) > 0, 60)
     return found
 
 
