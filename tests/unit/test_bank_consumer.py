@@ -806,6 +806,18 @@ def test_two_jobs_of_one_id_in_a_batch_have_a_hold_each(bank: Bank, is_late: boo
     assert balance(bank) == 98 * HOUR
 
 
+def test_a_job_that_a_sweep_finds_before_its_event_is_applied_has_one_hold(bank: Bank) -> None:
+    token = bank.submit(JobRequest(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
+    (hold,) = bank.holds()
+    # On a busy host jobs.db is ahead of the bank, which has not confirmed the job's hold yet.
+    before = len(bank.journal)
+    feed(bank, [life(1, admin_comment=token)[0]])
+    bank.later(2)
+    bank.turn()
+    bank.take([event for event in bank.journal[before:] if event.kind in BankConsumer.kinds])
+    assert [(shown.id, shown.job_id) for shown in bank.holds()] == [(hold.id, 1)]
+
+
 def test_a_job_without_a_hold_is_seen_beside_the_end_of_the_one_before_it(bank: Bank) -> None:
     first, second = life(1), life(1, begin=9000)[0]
     bank.happen(first[:2])

@@ -192,6 +192,22 @@ RESERVATION_US: Final = 120_000_000
 """Lifetime of a reservation of SU that are to leave an account, in µs."""
 
 
+def _is_of_same_job(queue_hold: OpenHold | None, hold: OpenHold) -> bool:
+    """Return True if a hold from the queue and an unconfirmed hold are for one job.
+
+    The job was shown without its token first. An older hold is of a former job with the same id.
+    """
+    return (
+        queue_hold is not None
+        and queue_hold.origin == "queue"
+        and queue_hold.confirmed
+        and not (hold.confirmed or hold.siblings)
+        and queue_hold.cluster == hold.cluster
+        and queue_hold.uid == hold.uid
+        and queue_hold.created_us >= hold.created_us - POLL_MARGIN_US
+    )
+
+
 class HoldSync:
     """Apply balances, confirmations, claims and settlements to the gate's holds.
 
@@ -257,19 +273,28 @@ class HoldSync:
         keeper = self._keeper
         key = (job.cluster, job.job_id)
         hold = self._find_by_token(job.admin_comment, job.job_id, job.uid)
-        hold = hold or keeper.balances.hold_by_job.get(key)
+        queue_hold = keeper.balances.hold_by_job.get(key)
+        if hold is None or _is_of_same_job(queue_hold, hold):
+            if hold is not None:
+                keeper.release(hold, now_us, why="its job has a hold from the queue")
+            hold = queue_hold
         if hold is None or hold.uid != job.uid:
             return None
         keeper.expire_grant(key, job.restarts, now_us)
-        is_changed = not hold.confirmed or (job.started and not hold.started)
-        if not hold.confirmed:
-            keeper.balances.confirm(hold, job.job_id)
-            keeper.write_fact(CONFIRMED, hold, hold.remaining, now_us, why="Slurm has its job")
+        self._confirm_hold(hold, job.job_id, now_us)
         if job.started and not hold.started:
             self._start(hold, now_us)
-        if is_changed:
             keeper.store.update(hold)
         return keeper.store.make_record(hold)
+
+    def _confirm_hold(self, hold: OpenHold | None, job_id: int, now_us: int) -> None:
+        """Confirm a job's hold, if it has one that is not confirmed yet."""
+        if hold is not None and not hold.confirmed:
+            self._keeper.balances.confirm(hold, job_id)
+            self._keeper.write_fact(
+                CONFIRMED, hold, hold.remaining, now_us, why="Slurm has its job"
+            )
+            self._keeper.store.update(hold)
 
     def _start(self, hold: OpenHold, now_us: int) -> None:
         """Mark a hold's job as started: it will be charged, whatever its account has."""
@@ -356,6 +381,7 @@ class HoldSync:
                 claim.cluster,
             )
         hold = keeper.balances.hold_by_job.get((claim.cluster, claim.job_id))
+        hold = hold or self._find_unconfirmed(claim)
         if hold is not None and claim.starts is not None:
             is_paid = self.allocation_mover.split_array_hold(hold, claim.starts, now_us)
             return self._make_reply(hold, is_paid=is_paid, why="" if is_paid else _ALLOCATION_ENDED)
@@ -376,6 +402,7 @@ class HoldSync:
         # A running job is charged to its account, even if its user may not use it.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.balances.accounts
         if case.mode == "off" or (objection is not None and not is_owed):
+            self._confirm_hold(hold, claim.job_id, now_us)
             self._describe(hold, claim, case.job, None, now_us)
             return self._make_reply(
                 hold, is_paid=case.free_pass or not objection, why=objection or ""
@@ -396,6 +423,7 @@ class HoldSync:
                 key=lambda decision: decision.quote.amount if decision.quote else -1,
             )
         plan = decision.plan
+        self._confirm_hold(hold, claim.job_id, now_us)
         if plan is None:
             self._describe(hold, claim, case.job, None, now_us)
             if hold is None and not decision.ok and not claim.started:
@@ -421,6 +449,15 @@ class HoldSync:
             self._start(hold, now_us)
             keeper.store.update(hold)
         return self._make_reply(hold, is_paid=True, why="")
+
+    def _find_unconfirmed(self, claim: HoldRequest) -> OpenHold | None:
+        """Find the unconfirmed hold whose token a queued job has.
+
+        jobs.db may show a job before the event that confirms its hold is applied.
+        """
+        job = claim.description
+        hold = self._find_by_token(job.admin_comment, claim.job_id, job.uid)
+        return hold if hold is not None and hold.cluster == claim.cluster else None
 
     def _describe_unpaid(
         self, claim: HoldRequest, case: AdmissionCase, now_us: int
@@ -597,6 +634,9 @@ def rebuild_holds(
             continue
         if hold_token.id in keeper.balances.holds:
             continue
+        job_hold = keeper.balances.hold_by_job.get((cluster, record.array_job_id or record.job_id))
+        if job_hold is not None and job_hold.confirmed and job_hold.uid == record.uid:
+            continue  # from the queue: the job was requeued, or shown without its token first
         _rebuild_hold(keeper, cluster, record, hold_token, now_us)
         rebuilt += 1
     return rebuilt
