@@ -231,6 +231,7 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
     wait_until(are_eight)
     wait_until(lambda: jobs <= set(held(running)))
     before = held_of(running, jobs)
+    assert len(before) == len(jobs), f"a job has a second hold: {before}"
     running.kill_daemon()
     state = Path(running.settings.state_dir)
     files = list(state.glob("gate.db*"))
@@ -239,14 +240,8 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
         path.unlink()
     running.start()
     # Ended jobs show their tokens, too: their holds expire.
-
-    def are_restored() -> bool:
-        # On a busy host some jobs had two holds before; why, is not known. One is of the token.
-        now = held_of(running, jobs)
-        return len(now) == len(jobs) and now.items() <= before.items()
-
     try:
-        wait_until(lambda: jobs <= set(held(running)) and are_restored(), 60)
+        wait_until(lambda: held_of(running, jobs) == before, 60)
     finally:
         print(f"before: {before}\nnow: {held_of(running, jobs)}")
 
