@@ -1,5 +1,6 @@
 """Chunks: round trip of any samples, size on curves of jobs, damaged chunks."""
 
+import contextlib
 import random
 
 import pytest
@@ -78,10 +79,8 @@ def test_an_hour_of_a_job_takes_two_bytes_a_sample() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_reported_as_damaged(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ChunkError):
         decode_columns(data)
-    except ChunkError:
-        pass
 
 
 @given(SAMPLES.filter(bool), st.data())
