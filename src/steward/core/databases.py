@@ -94,6 +94,8 @@ LEDGER: Final = DatabaseFile("ledger.db", ("bank", "mybrc", "mybrc.remote", ACTI
 GATE: Final = DatabaseFile("gate.db", ("gate",), "rebuildable")
 """A backup's SU holds would be outdated: the gate rebuilds them from the tokens of Slurm's jobs."""
 NODES: Final = DatabaseFile("nodes.db", ("nodes",), keeps_pages=_FEW_ROWS)
+TELEMETRY: Final = DatabaseFile("telemetry.db", ("telemetry",), "rebuildable")
+"""A backup leaves its curves out. Not in DATABASES as long as no worker of the daemon writes it."""
 SENSOR_STATES: Final = DatabaseFile("states-*.db", ("sensor.*",))
 JOBCOMP_POSITIONS: Final = DatabaseFile("lines-*.db", ("jobcomp.*",), keeps_pages=_FEW_ROWS)
 UNFINISHED_RUNS: Final = DatabaseFile("runs-*.db", ("runs.*",))
